@@ -1,0 +1,242 @@
+"""Register: one try of one message. Claim, prepare, bundle; or the failure's record (spec sections 3, 7, 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo
+
+from opentelemetry import trace
+from psycopg.types.json import Jsonb
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from activities.verdict import TRY_LOST, InvalidPayload, PayloadGone, Verdict, hint_for, judge, system_phrase
+from inbox.errors import NotServed, StaleTry, StoreUnavailable
+from inbox.handler import Handler, Message, Outcome
+from inbox.payload import decode
+from inbox.references import GONE, RegisterInput, RegisterResult
+from inbox.settings import Settings, SourceSettings
+from inbox.states import CLOSED, Status
+from inbox.store.engine import Database, driver, one
+from inbox.store.statements import BURY, CLAIM, COMPLETE, FAIL, READ_STANDING, TAKE_FENCE, Claimed
+
+log = logging.getLogger(__name__)
+tracer = trace.get_tracer("activities.register")
+HEARTBEATS = 5  # in one heartbeat time-out
+
+
+class RegisterActivity:
+    """Holds what a try needs. ``owed`` is called once a report was committed, so that dispatch looks at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        handlers: Mapping[str, Handler[Any, Any]],
+        settings: Settings,
+        worker: str,
+        owed: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._handlers = handlers
+        self._settings = settings
+        self._worker = worker
+        self._owed = owed
+
+    @activity.defn(name="register")
+    async def register(self, work: RegisterInput) -> RegisterResult:
+        """Do one try, or find the row closed.
+
+        Raises ApplicationError: for a failed try with the code as its type and the delay of the next; where the
+        row is left DEAD non-retryable, with status, code and hint as details; and a plain retryable one where no
+        try was spent or its end could not be recorded.
+        """
+        async with _heartbeats(self._settings.declared.timeouts.heartbeat / HEARTBEATS):
+            try:
+                handler, source = self._served(work)
+                claimed = await self._claim(work, source)
+                match claimed:
+                    case None:
+                        return await self._closed(work)
+                    case Claimed(answer="CLAIMED"):
+                        return await self._try(claimed, handler, source)
+                    case Claimed(answer="EXHAUSTED"):
+                        return await self._exhausted(claimed, source)
+                raise StaleTry
+            except StaleTry:
+                return await self._closed(work)
+            except (NotServed, StoreUnavailable) as error:
+                raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
+
+    def _served(self, work: RegisterInput) -> tuple[Handler[Any, Any], SourceSettings]:
+        source = self._settings.source(work.source)
+        handler = self._handlers.get(work.type)
+        if source is None or handler is None:
+            missing = "settings for its source" if source is None else "handler for its type"
+            log.error("a message waits: this worker has no %s", missing, extra={"source": work.source})
+            raise NotServed
+        return handler, source
+
+    async def _claim(self, work: RegisterInput, source: SourceSettings) -> Claimed | None:
+        info = activity.info()
+        return await self._database.one(
+            CLAIM,
+            {
+                "id": work.message,
+                "max_tries": source.tries,
+                "worker": self._worker,
+                "run_id": info.workflow_run_id,
+                "first_run_id": work.first_run_id,
+                "began_at": info.started_time,
+            },
+        )
+
+    async def _try(self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> RegisterResult:
+        try:
+            message = _message(claimed, handler, source)
+            with tracer.start_as_current_span("prepare", record_exception=False):
+                prepared = await handler.prepare(message)
+            with tracer.start_as_current_span("bundle", record_exception=False):
+                outcome = await self._bundle(claimed, handler, message, prepared, source)
+        except StaleTry:
+            raise
+        except Exception as error:
+            return await self._fail(claimed, judge(error, handler, source), source)
+        if outcome.notice is not None or claimed.generation > 1:
+            self._owed()
+        return RegisterResult(Status.COMPLETED)
+
+    async def _bundle(
+        self,
+        claimed: Claimed,
+        handler: Handler[Any, Any],
+        message: Message[Any],
+        prepared: Any,
+        source: SourceSettings,
+    ) -> Outcome:
+        """All business writes and the row's COMPLETED in one transaction, fenced before the first write."""
+        async with self._database.transaction() as tx:
+            connection = await driver(tx)
+            if await one(connection, TAKE_FENCE, _fence(claimed)) is None:
+                raise StaleTry
+            outcome = await handler.register(tx, message, prepared)
+            notice = outcome.notice
+            ending = {
+                "outcome": Jsonb(dict(outcome.result)),
+                "notice": notice.kind.value if notice else None,
+                "notice_reason": notice.reason if notice else None,
+                "reports": source.report is not None,
+            }
+            if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
+                raise StaleTry
+        return outcome
+
+    async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
+        """Record the failure in a transaction of its own, and raise what makes Temporal do the rest."""
+        delay = source.retry_interval * random.uniform(1.0, 1.1)
+        record = {
+            "code": verdict.code,
+            "reason": verdict.reason,
+            "told": verdict.told,
+            "error_class": verdict.error_class,
+            "non_retryable": verdict.non_retryable,
+            "delay": delay,
+            "began_at": claimed.began_at,
+            "reports": source.report is not None,
+        }
+        ended = await self._database.one(FAIL, _fence(claimed) | record)
+        if ended is None:  # overtaken; or the bundle's commit, whose answer was lost, had taken effect
+            raise StaleTry
+        text = f"try {ended.tries - ended.tries_before} of {ended.max_tries}"
+        if ended.status == Status.DEAD:
+            self._owed()
+            self._raise_dead(text, verdict.code)
+        raise ApplicationError(
+            text,
+            type=verdict.code,
+            next_retry_delay=timedelta(seconds=delay),
+            category=ApplicationErrorCategory.BENIGN,
+        ) from None
+
+    async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
+        """The limit was reached without a verdict: the last try was lost, or the limit was lowered since."""
+        code = TRY_LOST if claimed.status == Status.PROCESSING else claimed.last_code
+        burial = {
+            "id": claimed.id,
+            "generation": claimed.generation,
+            "tries": claimed.tries,
+            "code": code,
+            "reason": "no tries left",
+            "told": system_phrase(source),
+            "reports": source.report is not None,
+        }
+        if await self._database.one(BURY, burial) is None:
+            raise StaleTry
+        self._owed()
+        self._raise_dead("no tries left", code)
+
+    async def _closed(self, work: RegisterInput) -> RegisterResult:
+        """Return how the row was closed. Raises ApplicationError, retryable, where another try holds it."""
+        row = await self._database.one(READ_STANDING, {"id": work.message})
+        if row is None:
+            return RegisterResult(GONE)
+        if row.status in CLOSED:
+            return RegisterResult(row.status, row.last_code, hint_for(row.last_code, self._handlers.values()))
+        raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
+
+    def _raise_dead(self, text: str, code: str | None) -> NoReturn:
+        raise ApplicationError(
+            text,
+            Status.DEAD.value,
+            code,
+            hint_for(code, self._handlers.values()),
+            type=code,
+            non_retryable=True,
+            category=ApplicationErrorCategory.BENIGN,
+        ) from None
+
+
+def _fence(claimed: Claimed) -> dict[str, Any]:
+    return {"id": claimed.id, "generation": claimed.generation, "tries": claimed.tries}
+
+
+def _message(claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> Message[Any]:
+    """Build what the handler sees. Raises PayloadGone or InvalidPayload."""
+    if claimed.body is None or claimed.content_type is None:
+        raise PayloadGone
+    try:
+        payload = handler.payload.model_validate(decode(claimed.content_type, claimed.body))
+    except ValueError:  # pydantic's ValidationError is one; its text would hold the input
+        raise InvalidPayload from None
+    return Message(
+        tenant=claimed.tenant,
+        source=claimed.source,
+        id=claimed.message_id,
+        edition=claimed.edition,
+        type=claimed.type,
+        subject=claimed.subject,
+        received_at=claimed.received_at,
+        zone=ZoneInfo(source.zone),
+        payload=payload,
+    )
+
+
+@asynccontextmanager
+async def _heartbeats(interval: float) -> AsyncIterator[None]:
+    """Heartbeat from a task of its own, so that a lost worker is noticed within one heartbeat time-out."""
+
+    async def beat() -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(interval)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,0 +1,143 @@
+"""Send a report upstream, once a call: SENDING is committed first, then the call, then SENT (spec section 7)."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, NoReturn
+
+import httpx
+from opentelemetry import propagate, trace
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from inbox.errors import StoreUnavailable, fault_of
+from inbox.handler import Handler, Report, reporter_of
+from inbox.references import ReportInput
+from inbox.settings import ReportSettings, Settings
+from inbox.states import REPORT_RESULT, ReportKind, ReportState
+from inbox.store.engine import Database
+from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, Sending
+
+log = logging.getLogger(__name__)
+tracer = trace.get_tracer("activities.report")
+LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more
+CALL = 10.0  # seconds for one call
+
+
+class ReportActivities:
+    """Hold what a report needs. ``due`` is called once another report of the message was made due."""
+
+    def __init__(
+        self,
+        database: Database,
+        handlers: Mapping[str, Handler[Any, Any]],
+        settings: Settings,
+        client: httpx.AsyncClient,
+        due: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._handlers = handlers
+        self._settings = settings
+        self._client = client
+        self._due = due
+
+    @activity.defn(name="send_report")
+    async def send(self, work: ReportInput) -> None:
+        """Call upstream once, and close the report as SENT if it was taken.
+
+        Raises ApplicationError, retryable, with the next call's delay: growing with the report's tries, or what
+        Retry-After asks for.
+        """
+        try:
+            settings = self._reporting(work)
+            sending = await self._database.one(BEGIN_REPORT, {"id": work.report})
+            if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
+                return
+            response = await self._call(sending, settings)
+            if response is None or not _is_success(response, settings):
+                await self._delay(sending, response)
+            await self._close(work, ReportState.SENT)
+        except StoreUnavailable as error:
+            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
+
+    @activity.defn(name="give_up_report")
+    async def give_up(self, work: ReportInput) -> None:
+        """Close the report as GIVEN_UP. Raises ApplicationError, retryable, while Postgres is away."""
+        log.error("a report was given up: upstream did not take it in time", extra={"source": work.source})
+        try:
+            await self._close(work, ReportState.GIVEN_UP)
+        except StoreUnavailable as error:
+            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
+
+    def _reporting(self, work: ReportInput) -> ReportSettings:
+        source = self._settings.source(work.source)
+        if source is None or source.report is None:
+            log.error(
+                "a report waits: this worker has no report settings for its source", extra={"source": work.source}
+            )
+            raise ApplicationError("NotServed", type="NotServed")
+        return source.report
+
+    async def _call(self, sending: Sending, settings: ReportSettings) -> httpx.Response | None:
+        """Return upstream's answer, or None where there was none."""
+        kind = ReportKind(sending.kind)
+        report = Report(
+            source=sending.source,
+            id=sending.message_id,
+            type=sending.type,
+            kind=kind,
+            result=REPORT_RESULT[kind],
+            code=sending.code,
+            reason=sending.reason,
+        )
+        headers = {"Idempotency-Key": sending.workflow_id}
+        if settings.token:
+            headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
+        with tracer.start_as_current_span("POST report", kind=trace.SpanKind.CLIENT, record_exception=False) as span:
+            propagate.inject(headers)
+            body = reporter_of(self._handlers.get(sending.type)).body(report)
+            try:
+                response = await self._client.post(settings.url, json=body, headers=headers, timeout=CALL)
+            except httpx.HTTPError as error:
+                span.set_attribute("error.type", fault_of(error).error_class)
+                log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
+                return None
+            span.set_attribute("http.response.status_code", response.status_code)
+            return response
+
+    async def _delay(self, sending: Sending, response: httpx.Response | None) -> NoReturn:
+        wait = min(2.0 ** min(sending.tries - 1, 20), LONGEST_WAIT) * random.uniform(1.0, 1.1)
+        asked = None if response is None else _retry_after(response)
+        delay = wait if asked is None else max(asked, 1.0)
+        fault = "no answer" if response is None else f"HTTP {response.status_code}"
+        parameters = {"id": sending.id, "tries": sending.tries, "fault": fault, "delay": delay}
+        await self._database.one(DELAY_REPORT, parameters)
+        raise ApplicationError(
+            f"{fault}, call {sending.tries}",
+            type="NOT_TAKEN",
+            next_retry_delay=timedelta(seconds=delay),
+            category=ApplicationErrorCategory.BENIGN,
+        )
+
+    async def _close(self, work: ReportInput, state: ReportState) -> None:
+        await self._database.one(CLOSE_REPORT, {"id": work.report, "state": state.value})
+        self._due()
+
+
+def _is_success(response: httpx.Response, settings: ReportSettings) -> bool:
+    return response.status_code in settings.success if settings.success else response.is_success
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Return Retry-After in seconds (RFC 9110, section 10.2.3: delay or date); None where absent or unreadable."""
+    value = response.headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,74 @@
+"""How a failed try is judged: what stands in the row, what upstream hears, and whether a further try can help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from inbox.errors import BusinessError, InboxError, fault_of
+from inbox.handler import Handler, codes_of, non_retryable_of
+from inbox.settings import SourceSettings
+
+SYSTEM_ERROR = "SYSTEM_ERROR"
+TRY_LOST = "TRY_LOST"
+INVALID_PAYLOAD = "INVALID_PAYLOAD"
+PAYLOAD_GONE = "PAYLOAD_GONE"
+# What an operator can do about the inbox's own codes; a handler's hints stand beside them.
+HINTS = {
+    SYSTEM_ERROR: "see the failed tries for error class and status; mend that service, then redrive",
+    TRY_LOST: "its worker died or hung in every try: read the workers' logs before a redrive",
+    INVALID_PAYLOAD: "the payload does not fit the handler's model: the producer must send a right one",
+    PAYLOAD_GONE: "its payload is past retention: the producer must send it again",
+}
+
+
+class InvalidPayload(InboxError):
+    """The payload does not fit the handler's model; no further try can help."""
+
+
+class PayloadGone(InboxError):
+    """The payload was purged; no further try can help."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One failed try: ``reason`` is kept in the row, ``told`` goes upstream should it be the last one."""
+
+    code: str
+    reason: str
+    told: str
+    error_class: str | None = None
+    non_retryable: bool = False
+
+
+def system_phrase(source: SourceSettings) -> str:
+    """Return what upstream hears instead of a reason that is not a handler's (spec section 8)."""
+    return source.report.system_error if source.report else ""
+
+
+def judge(error: Exception, handler: Handler[Any, Any], source: SourceSettings) -> Verdict:
+    """Judge the error that ended a try; a message of an error that is not ours is neither kept nor told."""
+    phrase = system_phrase(source)
+    match error:
+        case BusinessError():
+            final = error.code in non_retryable_of(handler)
+            return Verdict(error.code, error.reason, error.reason, non_retryable=final)
+        case PayloadGone():
+            return Verdict(PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
+        case InvalidPayload():
+            reason = "the payload does not fit the handler's model"
+            return Verdict(INVALID_PAYLOAD, reason, phrase, non_retryable=True)
+        case _:
+            fault = fault_of(error)
+            return Verdict(SYSTEM_ERROR, str(fault), phrase, fault.error_class)
+
+
+def hint_for(code: str | None, handlers: Iterable[Handler[Any, Any]]) -> str | None:
+    """Return the static hint of a code: a handler's, or the inbox's own."""
+    if code is None:
+        return None
+    for handler in handlers:
+        if code in codes_of(handler):
+            return codes_of(handler)[code]
+    return HINTS.get(code)

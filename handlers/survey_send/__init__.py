@@ -1,0 +1,120 @@
+"""survey_send: registers one survey for one patient as a bundle of four rows (spec section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Table, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from handlers.survey_send import tables
+from handlers.survey_send.cache import LookupCache
+from handlers.survey_send.clients import Form, Hospital, SurveySendSettings
+from handlers.survey_send.payload import SurveySend, send_time
+from inbox.handler import Message, Notice, Outcome, Report, ReportKind
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was looked up for one message."""
+
+    form: Form
+    consents: list[str]
+    guest_id: str
+
+
+class HospitalReporter:
+    """Puts a report into the old system's words."""
+
+    def body(self, report: Report) -> Mapping[str, Any]:
+        """Return the old system's object."""
+        return {
+            "srvyDrawupNo": report.id,
+            "result": report.result,
+            "code": report.code,
+            "reason": report.reason,
+        }
+
+
+class SurveySendHandler:
+    """Looks up the form and its consents, makes the guest account, writes the bundle."""
+
+    type = "survey.send"
+    payload = SurveySend
+    settings = SurveySendSettings
+    reporter = HospitalReporter()
+    codes: Mapping[str, str] = {
+        "FORM_NOT_REGISTERED": "register the form, then redrive",
+        "GROUP_NOT_FOUND": "give the form's survey its group, then redrive",
+        "FORM_NOT_DISTRIBUTED": "distribute the form, then redrive",
+    }
+
+    def __init__(self, settings: SurveySendSettings) -> None:
+        self._hospital = Hospital(settings)
+        self._forms = LookupCache("form", self._hospital.form, settings.lookup_ttl)
+        self._consents = LookupCache("consents", self._hospital.consents, settings.lookup_ttl)
+
+    async def aclose(self) -> None:
+        """Close the connections to the services."""
+        await self._hospital.aclose()
+
+    async def prepare(self, message: Message[SurveySend]) -> Prepared:
+        """Look up form and consents, and make the guest account by an idempotent PUT.
+
+        Raises BusinessError (FORM_NOT_REGISTERED, GROUP_NOT_FOUND, FORM_NOT_DISTRIBUTED).
+        """
+        form = await self._forms.get(message.payload.formCd)
+        consents = await self._consents.get(form.survey_no)
+        guest = await self._hospital.guest(message.payload.patno, message.payload.recipientNm, message.payload.mobile)
+        return Prepared(form, consents, guest)
+
+    async def register(self, tx: AsyncConnection, message: Message[SurveySend], prepared: Prepared) -> Outcome:
+        """Write recipient, schedule, assignment and task; too late to be sent, they are written all the same."""
+        send_at = send_time(message.payload, message.received_at, message.zone)
+        late = send_at < message.received_at
+        recipient = await _insert(
+            tx,
+            tables.recipient,
+            message,
+            patno=message.payload.patno,
+            name=message.payload.recipientNm,
+            mobile=message.payload.mobile,
+            dept=message.payload.deptCd,
+            guest_id=prepared.guest_id,
+        )
+        schedule = await _insert(
+            tx,
+            tables.schedule,
+            message,
+            recipient=recipient,
+            send_at=send_at,
+            state="NOT_SENT" if late else "PLANNED",
+        )
+        assignment = await _insert(
+            tx,
+            tables.assignment,
+            message,
+            recipient=recipient,
+            form=prepared.form.code,
+            survey_no=prepared.form.survey_no,
+            group_id=prepared.form.group,
+            consents=prepared.consents,
+        )
+        await _insert(tx, tables.task, message, assignment=assignment, schedule=schedule)
+        notice = Notice(ReportKind.NOT_SENT, "the time to send was past at receipt") if late else None
+        return Outcome({"sent": not late, "surveyNo": prepared.form.survey_no}, notice)
+
+
+async def _insert(tx: AsyncConnection, table: Table, message: Message[SurveySend], **values: object) -> int:
+    """Insert one row of the bundle, keyed by the message, and return its ID."""
+    key = {
+        "tenant": message.tenant,
+        "source": message.source,
+        "message_id": message.id,
+        "edition": message.edition,
+    }
+    result = await tx.execute(insert(table).values(**key, **values).returning(table.c.id))
+    new: int = result.scalar_one()
+    return new

@@ -1,0 +1,40 @@
+"""What a survey-send message holds, as the old system sends it."""
+
+from __future__ import annotations
+
+from datetime import datetime, tzinfo
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class SurveySend(BaseModel):
+    """One survey to send to one patient.
+
+    ``srvyDrawupNo`` is the message's ID, ``patno`` the patient's number, ``formCd`` the form; ``sendDt`` is
+    ``YYYYMMDDHHMMSS`` in the source's time zone, and anything at all where the old system left it empty.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    srvyDrawupNo: str = Field(min_length=1)
+    patno: str = Field(min_length=1)
+    formCd: str = Field(min_length=1)
+    sendDt: Any = None
+    recipientNm: str | None = None
+    mobile: str | None = None
+    deptCd: str | None = None
+
+
+def send_time(payload: SurveySend, received_at: datetime, zone: tzinfo) -> datetime:
+    """Return when the survey is to be sent, aware.
+
+    An empty, null or unreadable ``sendDt`` means at once: the time of receipt, the same in every try.
+    """
+    text = payload.sendDt
+    if not isinstance(text, str) or len(text) != 14 or not (text.isascii() and text.isdigit()):
+        return received_at
+    try:
+        return datetime.strptime(text, "%Y%m%d%H%M%S").replace(tzinfo=zone)
+    except ValueError:
+        return received_at

@@ -1,0 +1,122 @@
+"""The command ``inbox`` (spec section 14): exit 0 done, 1 refused or failed, 2 usage, 3 a service is away."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from typing import Any, NoReturn
+
+import sqlalchemy.exc
+import typer
+from rich.console import Console
+from temporalio.service import RPCError
+
+from inbox.errors import InboxError, SettingsError, StoreUnavailable, fault_of
+from inbox.logs import configure_logging
+from inbox.settings import Settings, load_settings
+
+app = typer.Typer(
+    name="inbox",
+    help="A transactional inbox whose retries, recovery and dead letters are Temporal's.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+errors = Console(stderr=True)
+FAILED, AWAY = 1, 3
+
+
+def _fail(text: str, code: int) -> typer.Exit:
+    errors.print(f"inbox: {text}", markup=False, highlight=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+def _settings() -> Settings:
+    try:
+        return load_settings()
+    except SettingsError as error:
+        raise _fail(str(error), FAILED) from None
+
+
+def _run(process: Coroutine[Any, Any, None]) -> None:
+    """Run a process to its end, on uvloop where there is one."""
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    with runner:
+        try:
+            runner.run(process)
+        except StoreUnavailable:
+            raise _fail("Postgres gives no answer", AWAY) from None
+        except InboxError as error:
+            raise _fail(str(error), FAILED) from None
+
+
+@app.command()
+def serve() -> None:
+    """Run ingest: the HTTP doors, and a dispatcher beside them."""
+    from inbox.ingest.serve import run_ingest
+
+    configure_logging()
+    _run(run_ingest(_settings()))
+
+
+@app.command("worker")
+def worker_command() -> None:
+    """Run the worker: workflows, activities, and a dispatcher beside them."""
+    configure_logging()
+    # By name: inbox never imports what stands above it.
+    _run(importlib.import_module("worker").run_worker(_settings()))
+
+
+@app.command()
+def migrate(database_only: bool = typer.Option(False, help="Leave Temporal's search attributes alone.")) -> None:
+    """Bring the database to the newest revision, and register Temporal's search attributes."""
+    from inbox.store.migrate import migrate as run_migrations
+    from inbox.temporal import TemporalAway, register_search_attributes
+
+    configure_logging("WARNING")
+    url = _settings().database_url.get_secret_value()
+    try:
+        typer.echo(f"database at revision {run_migrations(url)}")
+    except sqlalchemy.exc.OperationalError as error:
+        raise _fail(f"Postgres gives no answer: {fault_of(error)}", AWAY) from None
+    except sqlalchemy.exc.DBAPIError as error:
+        raise _fail(f"the migration failed: {fault_of(error)}", FAILED) from None
+    if database_only:
+        return
+    try:
+        added = asyncio.run(register_search_attributes())
+    except TemporalAway as error:
+        raise _fail(str(error), AWAY) from None
+    except (InboxError, RPCError) as error:
+        raise _fail(f"search attributes: {error}", FAILED) from None
+    typer.echo(f"search attributes registered: {', '.join(added) or 'all were there'}")
+
+
+@app.command()
+def dev() -> None:
+    """Start the local stack: Postgres, Temporal with its UI, ingest, worker, the stand-in hospital."""
+    os.execv(sys.executable, [sys.executable, "-m", "deploy.dev", "up"])
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point of the console script; ``arguments`` in place of the process's own."""
+    code = 0
+    try:
+        app(arguments)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else FAILED
+    # Not by the interpreter's own way out: a thread of Temporal's client that outlives the loop aborts the process
+    # there (temporalio/sdk-python issue 300). All that has to be closed was closed.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,236 @@
+"""Dispatch: the one code path that starts workflows for what is due (spec section 6).
+
+A round leases rows, starts their workflows outside any transaction, and marks them. A crash anywhere in between
+leaves a row that falls due again when its lease ends: a normal start, a lost start, a stuck row, a redrive and an
+unfinished report all come this way, and recovery has no code of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from opentelemetry import context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from temporalio.client import Client, WorkflowHandle
+from temporalio.common import (
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError
+
+from inbox.errors import StoreUnavailable
+from inbox.logs import LimitedLog
+from inbox.references import PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
+from inbox.settings import GIVE_UP_AFTER, Settings
+from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
+from inbox.store.engine import Database
+
+log = LimitedLog(logging.getLogger(__name__))
+SOURCE = SearchAttributeKey.for_keyword("InboxSource")
+TYPE = SearchAttributeKey.for_keyword("InboxType")
+MAX_BACK_OFF = 60.0  # seconds, of one row
+MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
+# How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
+CAP_WINDOW = 5
+
+
+@dataclass(frozen=True)
+class Route:
+    """One kind of row: its statements, and the workflow that works on it."""
+
+    queue: Queue
+    workflow: str
+    argument: Callable[[Settings, Leased], Any]
+
+
+def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
+    timeouts = settings.declared.timeouts
+    return ProcessMessageInput(row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat)
+
+
+def _send_report(settings: Settings, row: Leased) -> SendReportInput:
+    source = settings.source(row.source)
+    reporting = source.report if source else None
+    give_up_after = reporting.give_up_after if reporting else GIVE_UP_AFTER
+    return SendReportInput(row.id, row.source, settings.declared.timeouts.start_to_close, give_up_after)
+
+
+ROUTES = (
+    Route(MESSAGES, PROCESS_MESSAGE, _process_message),
+    Route(REPORTS, SEND_REPORT, _send_report),
+)
+
+
+class Dispatcher:
+    """Runs rounds: at once when nudged, and every tick by itself."""
+
+    def __init__(self, database: Database, client: Client, settings: Settings) -> None:
+        self._database = database
+        self._client = client
+        self._settings = settings
+        self._dispatch = settings.declared.dispatch
+        self._rpc_timeout = timedelta(seconds=settings.declared.timeouts.rpc)
+        self._slots = asyncio.Semaphore(self._dispatch.concurrency)
+        self._nudged = asyncio.Event()
+        self._away = 0  # rounds in a row in which Temporal gave no answer
+
+    def nudge(self) -> None:
+        """Ask for a round now; whoever committed a due row calls it."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Run rounds until cancelled; one that fails is logged and followed by the next."""
+        while True:
+            try:
+                busy = await self.round()
+            except StoreUnavailable:
+                log.warning("store", "dispatch waits: Postgres gives no answer")
+                busy = False
+            except Exception as error:
+                # Whatever it was, the rows are still due: a dispatcher that ends would be the greater fault.
+                log.error("round", "dispatch round failed: %s", type(error).__name__)
+                busy = False
+            if not busy:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait for a nudge, a tick at the most; while Temporal is away longer and longer, and deaf to nudges."""
+        if self._away:
+            await asyncio.sleep(min(self._dispatch.tick * self._away, MAX_SEARCH) * random.uniform(0.8, 1.2))
+            return
+        try:
+            await asyncio.wait_for(self._nudged.wait(), self._dispatch.tick)
+        except TimeoutError:
+            pass
+
+    async def round(self) -> bool:
+        """Start what is due now, a share of each source; tell whether there may be more."""
+        self._nudged.clear()
+        full = False
+        jobs = []
+        for route in ROUTES:
+            rows, more = await self._lease(route.queue)
+            full = full or more
+            jobs += [self._start(route, row) for row in rows]
+        answered = await asyncio.gather(*jobs)
+        if answered:
+            self._away = 0 if any(answered) else self._away + 1
+        return full and not self._away
+
+    async def _lease(self, queue: Queue) -> tuple[list[Leased], bool]:
+        """Lease a fair share of each source; while Temporal is away a single row, to find it back."""
+        found: list[Leased] = []
+        full = False
+        limits = {"again": self._dispatch.again, "window": self._dispatch.cap * CAP_WINDOW}
+        for due in await self._database.run(queue.due_sources, limits):
+            share = min(self._dispatch.share, self._dispatch.cap - due.unclaimed)
+            if self._away:
+                share = min(share, 1 - len(found))
+            if share <= 0:
+                continue
+            rows = await self._database.run(
+                queue.lease,
+                {
+                    "source": due.source,
+                    "share": share,
+                    "again": self._dispatch.again,
+                    "lease": self._settings.declared.timeouts.lease,
+                },
+            )
+            full = full or len(rows) == share
+            found += [row for row in rows if not row.put_off]
+        return found, full
+
+    async def _start(self, route: Route, row: Leased) -> bool:
+        """Start one row's workflow and mark it; never raises. Return whether Temporal gave an answer."""
+        async with self._slots:
+            try:
+                with _trace_of(row):
+                    run_id = await self._start_or_wake(route, row)
+                if run_id is not None:
+                    await self._database.one(
+                        route.queue.mark,
+                        {"id": row.id, "lease": row.lease, "run_id": run_id, "again": self._dispatch.again},
+                    )
+                return True
+            except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
+                log.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
+                await self._put_back(route, row)
+                return False
+            except StoreUnavailable:
+                return True  # not marked: the lease ends, and a wake finds the workflow running
+            except Exception as error:
+                log.error("start", "a workflow was not started: %s", type(error).__name__)
+                await self._put_back(route, row)
+                return True
+
+    async def _start_or_wake(self, route: Route, row: Leased) -> str | None:
+        """Return the first run's ID; None where the row closed meanwhile."""
+        try:
+            return await self._start_workflow(route, row, WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY)
+        except WorkflowAlreadyStartedError:
+            # It ran to its end before. Only the row knows whether anything is left to do.
+            if await self._database.one(route.queue.still_due, {"id": row.id, "lease": row.lease}) is None:
+                return None
+            return await self._start_workflow(route, row, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
+
+    async def _start_workflow(self, route: Route, row: Leased, reuse: WorkflowIDReusePolicy) -> str | None:
+        """The first start is plain; every other wakes the run it may find, so that it re-reads its row."""
+        wake: dict[str, Any] = {}
+        if row.starts > 1 or reuse is WorkflowIDReusePolicy.ALLOW_DUPLICATE:
+            wake = {"start_signal": WAKE, "start_signal_args": [row.generation]}
+        handle: WorkflowHandle[Any, Any] = await self._client.start_workflow(
+            route.workflow,
+            route.argument(self._settings, row),
+            id=row.workflow_id,
+            task_queue=self._settings.task_queue,
+            id_reuse_policy=reuse,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            rpc_timeout=self._rpc_timeout,
+            static_summary=self._summary(row),
+            search_attributes=TypedSearchAttributes(
+                [SearchAttributePair(SOURCE, row.source), SearchAttributePair(TYPE, row.type)]
+            ),
+            **wake,
+        )
+        return handle.first_execution_run_id or handle.result_run_id
+
+    def _summary(self, row: Leased) -> str:
+        source = self._settings.source(row.source)
+        shown = "" if source is None or source.private_ids else f": {row.message_id}"
+        return f"{row.type} from {row.source}{shown}"
+
+    async def _put_back(self, route: Route, row: Leased) -> None:
+        delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
+        try:
+            await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
+        except StoreUnavailable:
+            pass  # the lease ends by itself
+
+
+def _kind(error: Exception) -> str:
+    return error.status.name if isinstance(error, RPCError) else type(error).__name__
+
+
+@contextmanager
+def _trace_of(row: Leased) -> Iterator[None]:
+    """Make the row's own trace current, so that the workflow joins it, hours later too."""
+    if row.traceparent is None:
+        yield
+        return
+    token = context.attach(TraceContextTextMapPropagator().extract({"traceparent": row.traceparent}, context.Context()))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,0 +1,112 @@
+"""Every error that the inbox raises on purpose.
+
+InboxError
+├── Refused             a message that intake does not store
+│   ├── Unreadable          not JSON, or JSON that RFC 8259 leaves undefined
+│   ├── Malformed           a field is missing, empty, too long or of the wrong type
+│   ├── UnknownSource       its source is not configured, or not the caller's
+│   ├── UnknownType         its type is not listed for its source
+│   └── ContentConflict     its ID was used for other content
+├── BusinessError       a handler's own refusal: code and reason are told upstream
+├── SettingsError       a setting that cannot work
+├── StoreUnavailable    Postgres gave no answer
+├── StaleTry            the try was overtaken: its row has moved on
+└── NotServed           no handler or no settings here for a message (costs it no try)
+
+Errors carry fields, not sentences; the text is made where it is shown.
+"""
+
+from dataclasses import dataclass
+
+
+class InboxError(Exception):
+    """Base of all."""
+
+
+@dataclass
+class Refused(InboxError):
+    """Intake does not store the message.
+
+    ``field`` names the field at fault (empty: the message as a whole), ``detail`` says what is wrong with it
+    and never repeats its value.
+    """
+
+    field: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.detail}" if self.field else self.detail
+
+
+class Unreadable(Refused):
+    """The body is not what its media type says."""
+
+
+class Malformed(Refused):
+    """A field is missing, empty, too long or of the wrong type."""
+
+
+class UnknownSource(Refused):
+    """The source is not configured, or belongs to somebody else."""
+
+
+class UnknownType(Refused):
+    """The type is not listed for its source."""
+
+
+class ContentConflict(Refused):
+    """The ID was used before, for other content."""
+
+
+class BusinessError(InboxError):
+    """A handler refuses the message for a reason that upstream should hear word for word.
+
+    ``code`` is a short constant (letters, digits, underscore) that operators filter by; ``reason`` is text in
+    any script. Retried like any other failure, unless the handler lists the code in ``non_retryable``
+    (spec section 8).
+    """
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.reason = reason
+
+
+class SettingsError(InboxError):
+    """A setting cannot work; the text is one clear line."""
+
+
+class StoreUnavailable(InboxError):
+    """Postgres gave no answer; whether the statement took effect is unknown."""
+
+
+class StaleTry(InboxError):
+    """The row is no longer held by this try: nothing that it does may be kept (spec section 3, fence)."""
+
+
+class NotServed(InboxError):
+    """This process has no handler or no settings for the message; found before a try is spent."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What may be said of an error that is not ours: its class, and SQLSTATE or HTTP status.
+
+    Never its message: those of Postgres hold keys, those of httpx URLs, those of pydantic the input
+    (spec section 8).
+    """
+
+    error_class: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"{self.error_class} {self.status}".rstrip()
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Describe ``error`` without its message, by the status of whichever library raised it."""
+    original = getattr(error, "orig", None) or error  # SQLAlchemy keeps the driver's error in .orig
+    sqlstate = getattr(original, "sqlstate", None)
+    http_status = getattr(getattr(error, "response", None), "status_code", None)
+    status = sqlstate or http_status or ""
+    return Fault(type(original).__name__, str(status))

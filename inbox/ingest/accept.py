@@ -1,0 +1,102 @@
+"""Accept: the only writer of new rows. Every door calls it, and acknowledges only after it returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from inbox.errors import ContentConflict, Malformed, UnknownSource, UnknownType
+from inbox.message import LIMITS, MAX_SEQUENCE, Key, check_text, workflow_id
+from inbox.settings import Settings, SourceSettings
+from inbox.store.engine import Database
+from inbox.store.statements import ACCEPT, Accepted
+
+_propagator = TraceContextTextMapPropagator()
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A message as a door read it; ``body`` is what was received, byte for byte, ``sha256`` names its content."""
+
+    tenant: str
+    source: str
+    id: str
+    type: str
+    subject: str | None
+    sequence: int | None
+    content_type: str
+    body: bytes
+    sha256: bytes
+
+
+class Acceptor:
+    """Stores messages. ``nudge`` wakes the dispatcher of this process once a row is committed."""
+
+    def __init__(self, database: Database, settings: Settings, nudge: Callable[[], None]) -> None:
+        self._database = database
+        self._settings = settings
+        self._nudge = nudge
+
+    async def accept(self, incoming: Incoming) -> Accepted:
+        """Store ``incoming``, or find the row that an earlier delivery stored: one round trip, committed.
+
+        Raises Malformed, UnknownSource, UnknownType, ContentConflict (nothing is stored), and StoreUnavailable
+        (the row may or may not be stored: the sender delivers again).
+        """
+        source = self._check(incoming)
+        found = await self._database.one(ACCEPT, self._row(incoming, source))
+        if found is None:
+            raise ContentConflict("id", "was used before, for other content")
+        if found.created:
+            self._nudge()
+        return found
+
+    def _check(self, incoming: Incoming) -> SourceSettings:
+        for field in LIMITS:
+            value = getattr(incoming, field)
+            if value or field not in ("tenant", "subject"):
+                check_text(field, value)
+        source = self._settings.source(incoming.source)
+        if source is None:
+            raise UnknownSource("source", "is not configured")
+        if incoming.type not in source.types:
+            raise UnknownType("type", "is not listed for its source")
+        if source.order == "sequence":
+            if incoming.subject is None:
+                raise Malformed("subject", "is required where order is by sequence")
+            if incoming.sequence is None or not 0 <= incoming.sequence <= MAX_SEQUENCE:
+                raise Malformed("sequence", "must be an integer from 0 to 2^63-1 where order is by sequence")
+        return source
+
+    def _row(self, incoming: Incoming, source: SourceSettings) -> dict[str, object]:
+        key = Key(incoming.tenant, incoming.source, incoming.id)
+        secret = self._settings.id_key
+        return {
+            "tenant": incoming.tenant,
+            "source": incoming.source,
+            "message_id": incoming.id,
+            "type": incoming.type,
+            "subject": incoming.subject or None,
+            "sequence": incoming.sequence,
+            "sha256": incoming.sha256,
+            "max_tries": source.tries,
+            "workflow_id": workflow_id(
+                self._settings.name,
+                key,
+                private=source.private_ids,
+                secret=secret.get_secret_value().encode() if secret else b"",
+            ),
+            "traceparent": _traceparent(),
+            "content_type": incoming.content_type,
+            "body": incoming.body,
+        }
+
+
+def _traceparent() -> str | None:
+    """Return the W3C trace context of the current span; it lies in the row until the message's last report."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    return carrier.get("traceparent") if trace.get_current_span().get_span_context().is_valid else None

@@ -1,0 +1,119 @@
+"""The HTTP application of ``inbox serve``: the doors, the record, the backlog, health."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inbox.errors import Malformed, StoreUnavailable
+from inbox.ingest.accept import Acceptor
+from inbox.ingest.cloudevents import MessagesDoor
+from inbox.ingest.http import UNAVAILABLE, Callers, HttpProblem, json_response, problem_response, traced
+from inbox.ingest.legacy import LegacyDoor
+from inbox.ingest.view import backlog_view, record_view
+from inbox.message import Key
+from inbox.settings import Settings
+from inbox.store.engine import Database
+from inbox.store.reads import READ_BACKLOG, READ_RECORD, READ_REVISION
+
+NOT_FOUND = HttpProblem(404, "not-found", "there is no such message")
+
+
+class Reader:
+    """Reads the record. A source reads its own messages; the operator's token all of them, and the backlog."""
+
+    def __init__(self, database: Database, callers: Callers) -> None:
+        self._database = database
+        self._callers = callers
+
+    async def record(self, request: Request) -> Response:
+        """GET /messages/{key}: the record, never the payload."""
+        # From the raw path: an encoded slash belongs to a part, and a CloudEvents source is full of them.
+        raw = request.scope["raw_path"].decode("ascii", "replace").partition("?")[0]
+        own = None if self._callers.is_operator(request) else self._callers.sources(request)
+        try:
+            key = Key.parse(raw.removeprefix("/messages/"))
+        except Malformed:
+            raise NOT_FOUND from None
+        if own is not None and key.source not in own:
+            raise HttpProblem(403, "unknown-source", "this source is not this token's")
+        if any("\0" in part or not _is_unicode(part) for part in (key.tenant, key.source, key.id)):
+            raise NOT_FOUND
+        record = await self._database.one(
+            READ_RECORD,
+            {"tenant": key.tenant, "source": key.source, "message_id": key.id, "edition": key.edition},
+        )
+        if record is None:
+            raise NOT_FOUND
+        return json_response(record_view(record))
+
+    async def backlog(self, request: Request) -> Response:
+        """GET /backlog: how many are waiting now."""
+        if not self._callers.is_operator(request):
+            raise HttpProblem(
+                401, "unauthorized", "the operator's bearer token is needed", {"WWW-Authenticate": "Bearer"}
+            )
+        return json_response(backlog_view(await self._database.run(READ_BACKLOG, {})))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Health:
+    """Liveness says that the process runs; readiness that it can store a message. Temporal may be away."""
+
+    def __init__(self, database: Database, revision: str) -> None:
+        self._database = database
+        self._revision = revision
+
+    async def live(self, request: Request) -> Response:
+        """GET /healthz."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /readyz: 200, or 503 with what is missing."""
+        try:
+            found = await self._database.one(READ_REVISION, {})
+        except StoreUnavailable:
+            return problem_response(UNAVAILABLE)
+        if found is None or found.revision != self._revision:
+            return problem_response(
+                HttpProblem(503, "schema", f"the schema must be at revision {self._revision}: run inbox migrate")
+            )
+        return json_response({"status": "ready"})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses (404, 405) as a problem document too."""
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "http")
+    return problem_response(HttpProblem(error.status_code, kind, error.detail, error.headers))
+
+
+def build_app(settings: Settings, database: Database, acceptor: Acceptor, revision: str) -> Starlette:
+    """Return the ASGI application; ``revision`` is the schema it needs. Opens and closes nothing itself."""
+    callers = Callers(settings)
+    reader = Reader(database, callers)
+    health = Health(database, revision)
+    messages = MessagesDoor(acceptor, callers, settings.max_body)
+    routes = [
+        Route("/messages", traced("/messages", messages), methods=["POST"]),
+        Route("/messages/{key:path}", traced("/messages/{key}", reader.record), methods=["GET"]),
+        Route("/backlog", traced("/backlog", reader.backlog), methods=["GET"]),
+        Route("/healthz", health.live, methods=["GET"]),
+        Route("/readyz", health.ready, methods=["GET"]),
+    ]
+    legacy = settings.declared.legacy
+    if legacy:
+        door = LegacyDoor(acceptor, callers, legacy, settings.max_body)
+        routes.append(Route(legacy.path, traced(legacy.path, door), methods=["POST"]))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})

@@ -1,0 +1,120 @@
+"""POST /messages: CloudEvents 1.0 over HTTP, structured mode (CloudEvents HTTP protocol binding, section 3.2)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inbox.errors import Malformed, UnknownSource, Unreadable
+from inbox.ingest.accept import Acceptor, Incoming
+from inbox.ingest.content import content_hash, parse_json
+from inbox.ingest.http import Callers, json_response, read_body, require_media_type
+from inbox.ingest.view import accepted_view, location
+from inbox.message import MAX_SEQUENCE
+from inbox.payload import STRUCTURED
+
+tracer = trace.get_tracer("inbox.ingest")
+
+
+def _text(event: Mapping[str, Any], name: str) -> str | None:
+    """Return an optional attribute; absent, null and empty are the same."""
+    value = event.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise Malformed(name, "must be a string")
+    return value
+
+
+def _required(event: Mapping[str, Any], name: str) -> str:
+    if name not in event:
+        raise Malformed(name, "is required")
+    value = event[name]
+    if not isinstance(value, str):
+        raise Malformed(name, "must be a string")
+    return value
+
+
+def _sequence(event: Mapping[str, Any]) -> int | None:
+    """Return the ``sequence`` extension, a string or an integer; None where it is no number this column holds."""
+    value = event.get("sequence")
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value) if len(value) <= 19 else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_SEQUENCE else None
+
+
+def _hash(event: Mapping[str, Any], body: bytes) -> bytes:
+    if "data_base64" not in event:
+        return content_hash(event.get("data"), body)
+    if "data" in event or not isinstance(event["data_base64"], str):
+        raise Malformed("data_base64", "must be a string, and the only data")
+    try:
+        return content_hash(event["data_base64"], base64.b64decode(event["data_base64"], validate=True))
+    except (binascii.Error, ValueError):
+        raise Malformed("data_base64", "must be Base64") from None
+
+
+def read_event(event: Any, body: bytes) -> Incoming:
+    """Read one structured-mode event. Raises Unreadable or Malformed; limits are accept's matter."""
+    if not isinstance(event, dict):
+        raise Unreadable("", "a CloudEvent is a JSON object")
+    if _required(event, "specversion") != "1.0":
+        raise Malformed("specversion", "must be 1.0")
+    return Incoming(
+        tenant=_text(event, "tenant") or "",
+        source=_required(event, "source"),
+        id=_required(event, "id"),
+        type=_required(event, "type"),
+        subject=_text(event, "partitionkey") or _text(event, "subject"),
+        sequence=_sequence(event),
+        content_type=STRUCTURED,
+        body=body,
+        sha256=_hash(event, body),
+    )
+
+
+def _producers_context(event: Mapping[str, Any]) -> Context | None:
+    """Return the trace that the producer put into the event (Distributed Tracing extension), if any."""
+    traceparent = event.get("traceparent")
+    if not isinstance(traceparent, str):
+        return None
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+
+
+class MessagesDoor:
+    """The endpoint."""
+
+    def __init__(self, acceptor: Acceptor, callers: Callers, max_body: int) -> None:
+        self._acceptor = acceptor
+        self._callers = callers
+        self._max_body = max_body
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer 202 for a new message, 200 for a duplicate; errors as problem documents."""
+        sources = self._callers.sources(request)
+        require_media_type(request, STRUCTURED)
+        body = await read_body(request, self._max_body)
+        event = parse_json(body)
+        incoming = read_event(event, body)
+        if incoming.source not in sources:
+            raise UnknownSource("source", "is not this token's")
+        context = _producers_context(event)
+        if context is None:
+            found = await self._acceptor.accept(incoming)
+        else:
+            here = trace.Link(trace.get_current_span().get_span_context())
+            with tracer.start_as_current_span("accept", context, links=[here], record_exception=False):
+                found = await self._acceptor.accept(incoming)
+        return json_response(
+            accepted_view(incoming, found), 202 if found.created else 200, {"Location": location(incoming)}
+        )

@@ -1,0 +1,74 @@
+"""POST /legacy/survey-send: the old hospital contract. Y means accepted, no longer registered (spec section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from inbox.errors import InboxError, Malformed, Refused, UnknownSource, Unreadable
+from inbox.ingest.accept import Acceptor, Incoming
+from inbox.ingest.content import content_hash, parse_json
+from inbox.ingest.http import Callers, as_problem, json_response, problem_response, read_body, require_media_type
+from inbox.ingest.view import accepted_view
+from inbox.message import check_text
+from inbox.settings import LegacySettings
+
+JSON = "application/json"
+REQUIRED = {"srvyDrawupNo": "id", "patno": "subject", "formCd": "type"}
+
+
+def read_survey_send(content: Any, body: bytes, settings: LegacySettings) -> Incoming:
+    """Read the old contract's object. Raises Unreadable or Malformed, naming the field as the sender calls it."""
+    if not isinstance(content, dict):
+        raise Unreadable("", "the body is a JSON object")
+    for name, limit_of in REQUIRED.items():
+        if name not in content:
+            raise Malformed(name, "is required")
+        check_text(limit_of, content[name], name=name)
+    return Incoming(
+        tenant="",
+        source=settings.source,
+        id=content["srvyDrawupNo"],
+        type=settings.type,
+        subject=content["patno"],
+        sequence=None,
+        content_type=JSON,
+        body=body,
+        sha256=content_hash(content, body),
+    )
+
+
+class LegacyDoor:
+    """The endpoint: a fault of the message is 200 with N and the reason; any other is what it is."""
+
+    def __init__(self, acceptor: Acceptor, callers: Callers, settings: LegacySettings, max_body: int) -> None:
+        self._acceptor = acceptor
+        self._callers = callers
+        self._settings = settings
+        self._max_body = max_body
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer 200 with the result header; 401, 403, 413, 415 and 503 so that the sender sees a failure."""
+        if self._settings.source not in self._callers.sources(request):
+            raise UnknownSource("", "this token is not the old system's")
+        require_media_type(request, JSON)
+        body = await read_body(request, self._max_body)
+        try:
+            incoming = read_survey_send(parse_json(body), body, self._settings)
+            found = await self._acceptor.accept(incoming)
+        except Refused as error:
+            return self._refuse(error)
+        duplicate = "accepted before" if not found.created else "accepted"
+        return json_response(accepted_view(incoming, found), 200, self._headers("Y", duplicate))
+
+    def _refuse(self, error: InboxError) -> Response:
+        response = problem_response(as_problem(error))
+        response.status_code = 200
+        response.headers.update(self._headers("N", str(error)))
+        return response
+
+    def _headers(self, result: str, text: str) -> dict[str, str]:
+        return {self._settings.result_header: result, self._settings.message_header: quote(text)}

@@ -1,0 +1,96 @@
+"""How rows are shown to those who sent them and to operators: JSON, never the payload (spec section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inbox.ingest.accept import Incoming
+from inbox.message import Key
+from inbox.states import Status
+from inbox.store.reads import Record, Waiting
+from inbox.store.statements import Accepted
+
+
+def _ending(status: str, code: str | None, reason: str | None, outcome: Any) -> dict[str, Any]:
+    """Return what is told of a closed message: its stored outcome, or why it is dead."""
+    if status == Status.COMPLETED:
+        return {"outcome": outcome}
+    if status == Status.DEAD:
+        return {"code": code, "reason": reason}
+    return {}
+
+
+def location(incoming: Incoming) -> str:
+    """Return the path of the message's record."""
+    return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id)}"
+
+
+def accepted_view(incoming: Incoming, found: Accepted) -> dict[str, Any]:
+    """Return the answer to a delivery; a duplicate gets the first one's, with the row as it is now."""
+    return {
+        "source": incoming.source,
+        "id": incoming.id,
+        "status": found.status,
+        "duplicate": not found.created,
+        "workflowId": found.workflow_id,
+        "receivedAt": found.received_at,
+        **_ending(found.status, found.last_code, found.last_reason, found.outcome),
+    }
+
+
+def record_view(record: Record) -> dict[str, Any]:
+    """Return the record of one message."""
+    return {
+        "tenant": record.tenant,
+        "source": record.source,
+        "id": record.message_id,
+        "edition": record.edition,
+        "type": record.type,
+        "status": record.status,
+        "tries": record.tries - record.tries_before,
+        "maxTries": record.max_tries,
+        "lastCode": record.last_code,
+        "lastReason": record.last_reason,
+        "nextTryAt": record.next_try_at,
+        "heldSince": record.held_since,
+        "parked": record.parked,
+        "duplicates": record.duplicates,
+        "workflowId": record.workflow_id,
+        "traceId": record.traceparent.split("-")[1] if record.traceparent else None,
+        "reportState": record.report_state,
+        "receivedAt": record.received_at,
+        "updatedAt": record.updated_at,
+        "closedAt": record.closed_at,
+        **_ending(record.status, record.last_code, record.last_reason, record.outcome),
+    }
+
+
+def backlog_view(lines: Sequence[Waiting]) -> dict[str, Any]:
+    """Return totals of what waits, with the oldest's age in seconds, and a line per source, type and state."""
+
+    def total(what: str) -> dict[str, Any]:
+        chosen = [line for line in lines if line.what == what]
+        return {
+            "count": sum(line.waiting for line in chosen),
+            "oldestSeconds": max((line.oldest_seconds for line in chosen), default=None),
+        }
+
+    return {
+        "open": total("open"),
+        "held": total("held"),
+        "parked": total("parked"),
+        "owed": total("owed"),
+        "givenUp": total("given up"),
+        "lines": [
+            {
+                "what": line.what,
+                "source": line.source,
+                "type": line.type,
+                "state": line.state,
+                "count": line.waiting,
+                "oldest": line.oldest,
+            }
+            for line in lines
+        ],
+    }

@@ -1,0 +1,54 @@
+"""Finds the handlers of this process: entry points of the group ``temporal_inbox.handlers`` (spec section 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from inbox.errors import SettingsError
+from inbox.handler import Handler
+from inbox.settings import Settings
+
+GROUP = "temporal_inbox.handlers"
+
+
+def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
+    """Build every installed handler, and return them by message type.
+
+    A handler with a ``settings`` model gets the table ``[handlers.NAME]``, NAME being its entry point's; without
+    that table it is left out, since it cannot work. Raises SettingsError, naming the table, for a table that does not
+    fit, belongs to no handler, or for two handlers of one type.
+    """
+    tables = settings.declared.handlers
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    unknown = sorted(tables.keys() - installed.keys())
+    if unknown:
+        raise SettingsError(f"handlers.{unknown[0]}: no handler of that name is installed")
+    handlers: dict[str, Handler[Any, Any]] = {}
+    for name, point in sorted(installed.items()):
+        handler = _build(name, point.load(), tables)
+        if handler is None:
+            continue
+        if handler.type in handlers:
+            raise SettingsError(f"handlers.{name}: a second handler for type {handler.type}")
+        handlers[handler.type] = handler
+    return handlers
+
+
+def _build(name: str, factory: Any, tables: Mapping[str, dict[str, Any]]) -> Handler[Any, Any] | None:
+    model = getattr(factory, "settings", None)
+    if model is None:
+        built: Handler[Any, Any] = factory()
+        return built
+    if name not in tables:
+        return None
+    try:
+        built = factory(model.model_validate(tables[name]))
+    except ValidationError as error:
+        fault = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise SettingsError(f"handlers.{name}.{place}: {fault['msg']}") from None
+    return built

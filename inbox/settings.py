@@ -1,0 +1,181 @@
+"""Settings: the environment (``INBOX_*``), and one TOML file named by ``INBOX_CONFIG`` for sources.
+
+Temporal's connection is not here: its own standard environment and profiles say it (temporalio.envconfig).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from inbox.errors import SettingsError
+
+TOKEN_HASH = r"^sha256:[0-9a-f]{64}$"
+GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
+TokenHash = Annotated[str, Field(pattern=TOKEN_HASH)]
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise ValueError("not a time zone of the IANA database") from error
+    return name
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Timeouts(_Strict):
+    """Seconds; each must be shorter than the next (spec section 7)."""
+
+    lock: float = 3
+    heartbeat: float = 5
+    statement: float = 10
+    transaction: float = 20
+    start_to_close: float = 30
+    graceful_shutdown: float = 40
+    connect: float = 3
+    rpc: float = 5
+    lease: float = 30
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Timeouts:
+        chain = ("lock", "heartbeat", "statement", "transaction", "start_to_close", "graceful_shutdown")
+        for shorter, longer in [*zip(chain, chain[1:], strict=False), ("rpc", "lease")]:
+            if getattr(self, shorter) >= getattr(self, longer):
+                raise ValueError(f"{shorter} must be shorter than {longer}")
+        return self
+
+
+class ReportSettings(_Strict):
+    """Where a source's notices go: ``url`` takes a POST; success is any 2xx unless ``success`` lists statuses."""
+
+    url: str
+    token: SecretStr | None = None
+    success: tuple[int, ...] = ()
+    give_up_after: float = Field(default=GIVE_UP_AFTER, gt=0, description="seconds")
+    system_error: str = Field(default="system error", description="told instead of a reason that is not ours")
+
+
+class SourceSettings(_Strict):
+    """One producer. ``retry_interval`` is in seconds; ``tokens`` are hashes, as ``token_hash`` makes them."""
+
+    types: tuple[str, ...]
+    tokens: tuple[TokenHash, ...] = ()
+    order: Literal["arrival", "sequence", "none"] = "arrival"
+    tries: int = Field(default=5, ge=1, le=1000)
+    retry_interval: float = Field(default=60, gt=0)
+    zone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    private_ids: bool = False
+    report: ReportSettings | None = None
+
+
+class LegacySettings(_Strict):
+    """The old hospital contract's door: path and header names are the old sender's (spec section 5)."""
+
+    source: str = "hospital"
+    type: str = "survey.send"
+    path: str = "/legacy/survey-send"
+    result_header: str = "X-Result"
+    message_header: str = "X-Result-Message"
+
+
+class DispatchSettings(_Strict):
+    """How rows become workflows (spec section 6). Times in seconds.
+
+    ``share``: rows a source a round; ``cap``: started rows of a source that no try has claimed yet;
+    ``concurrency``: starts under way at once; ``again``: after how long a started row falls due again.
+    """
+
+    tick: float = 1
+    share: int = Field(default=50, ge=1)
+    cap: int = Field(default=200, ge=1)
+    concurrency: int = Field(default=20, ge=1)
+    again: float = 15 * 60
+
+
+class Sources(_Strict):
+    """What the TOML file holds."""
+
+    sources: Mapping[str, SourceSettings] = Field(default_factory=dict)
+    legacy: LegacySettings | None = None
+    dispatch: DispatchSettings = DispatchSettings()
+    timeouts: Timeouts = Timeouts()
+    handlers: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _legacy_source_exists(self) -> Sources:
+        if self.legacy and self.legacy.source not in self.sources:
+            raise ValueError(f"legacy.source names {self.legacy.source!r}, which is not among the sources")
+        return self
+
+
+class Settings(BaseSettings):
+    """What one process needs to know; read once, at start."""
+
+    model_config = SettingsConfigDict(env_prefix="INBOX_", frozen=True, extra="ignore")
+
+    database_url: SecretStr = Field(validation_alias="DATABASE_URL")
+    name: str = Field(default="inbox", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    config: Path | None = None
+    listen: str = "127.0.0.1:8080"
+    metrics_listen: str | None = None
+    id_key: SecretStr | None = None
+    operator_tokens: tuple[TokenHash, ...] = ()
+    pool: int = Field(default=12, ge=4)
+    activities: int = Field(default=10, ge=1)
+    max_body: int = 1024 * 1024
+    declared: Sources = Field(default_factory=Sources, exclude=True)
+
+    @model_validator(mode="after")
+    def _pool_holds_the_activities(self) -> Settings:
+        if self.pool < self.activities + 2:
+            raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + 2")
+        return self
+
+    @property
+    def task_queue(self) -> str:
+        """The Temporal task queue: the inbox's name."""
+        return self.name
+
+    def source(self, name: str) -> SourceSettings | None:
+        """Return a source's settings, or None."""
+        return self.declared.sources.get(name)
+
+
+def token_hash(token: str) -> str:
+    """Return a bearer token as the settings keep it.
+
+    Tokens are random and long, so that a plain SHA-256 is enough; nobody can go back from it.
+    """
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
+
+
+def _first_line(error: ValidationError) -> str:
+    """Say where the first fault is and what it is, without the value (it may be a secret)."""
+    fault = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    return f"{place}: {fault['msg']}" if place else str(fault["msg"])
+
+
+def load_settings() -> Settings:
+    """Read environment and TOML file. Raises SettingsError, with one line that names the setting."""
+    try:
+        settings = Settings()
+        if settings.config is None:
+            return settings
+        declared = Sources.model_validate(tomllib.loads(settings.config.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise SettingsError(_first_line(error)) from None
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"INBOX_CONFIG: {error}") from None
+    return settings.model_copy(update={"declared": declared})

@@ -1,0 +1,74 @@
+"""The SQL of a report's life: OWED by a message's statement, then SENDING, then SENT or GIVEN_UP (spec section 7)."""
+
+from dataclasses import dataclass
+
+from inbox.store.engine import Statement
+from inbox.store.statements import Fenced
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A report about to be sent, with the message that it is about."""
+
+    id: int
+    tries: int
+    workflow_id: str
+    kind: str
+    code: str
+    reason: str
+    source: str
+    message_id: str
+    type: str
+
+
+# SENDING is committed before the first call: from here on upstream may have heard it. No row: it is closed.
+BEGIN_REPORT = Statement(
+    "begin report",
+    Sending,
+    """
+    WITH sending AS (
+        UPDATE inbox.report SET state = 'SENDING', tries = tries + 1, updated_at = now(), next_try_at = NULL
+         WHERE id = %(id)s AND closed_at IS NULL
+        RETURNING *
+    ), shown AS (
+        UPDATE inbox.message m SET report_state = 'SENDING' FROM sending s
+         WHERE m.id = s.message AND s.tries = 1
+           AND NOT EXISTS (SELECT FROM inbox.report r WHERE r.message = s.message AND r.number > s.number)
+    )
+    SELECT s.id, s.tries, s.workflow_id, s.kind, s.code, s.reason, m.source, m.message_id, m.type
+      FROM sending s JOIN inbox.message m ON m.id = s.message""",
+)
+
+# The wait before the next call, for operators and for dispatch, which leaves a waiting report alone.
+DELAY_REPORT = Statement(
+    "delay report",
+    Fenced,
+    """
+    UPDATE inbox.report
+       SET last_fault = %(fault)s, updated_at = now(), next_try_at = now() + make_interval(secs => %(delay)s)
+     WHERE id = %(id)s AND tries = %(tries)s AND closed_at IS NULL
+    RETURNING id""",
+)
+
+# Closes a report as SENT or GIVEN_UP, and makes the message's next one due: reports of one message go in order.
+CLOSE_REPORT = Statement(
+    "close report",
+    Fenced,
+    """
+    WITH closed AS (
+        UPDATE inbox.report
+           SET state = %(state)s, closed_at = now(), updated_at = now(), due_at = NULL, next_try_at = NULL,
+               sent_at = CASE WHEN %(state)s = 'SENT' THEN now() END
+         WHERE id = %(id)s AND closed_at IS NULL
+        RETURNING *
+    ), next AS (
+        UPDATE inbox.report r SET due_at = now(), dispatched_at = NULL
+         WHERE r.id = (SELECT n.id FROM inbox.report n JOIN closed c ON n.message = c.message
+                        WHERE n.closed_at IS NULL AND n.id <> c.id ORDER BY n.number LIMIT 1)
+    ), shown AS (
+        UPDATE inbox.message m SET report_state = c.state FROM closed c
+         WHERE m.id = c.message
+           AND NOT EXISTS (SELECT FROM inbox.report r WHERE r.message = c.message AND r.number > c.number)
+    )
+    SELECT id FROM closed""",
+)

@@ -1,0 +1,254 @@
+"""The SQL that accepts a message and carries its tries, each statement named for its verb, with its guarantee.
+
+Its neighbours hold the rest: due.py what dispatch asks, reports.py the life of a report, reads.py what is only read.
+Isolation is READ COMMITTED; the lock order everywhere is subject, message row, handler's rows, report. Time is
+the database's. ``FENCE`` is what everything a try writes is guarded by: a try that was overtaken matches nothing.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from inbox.store.engine import Statement
+
+FENCE = "id = %(id)s AND status = 'PROCESSING' AND generation = %(generation)s AND tries = %(tries)s"
+
+# A report's workflow is found from its message's: another prefix, and the report's number behind it.
+REPORT_WORKFLOW_ID = r"regexp_replace(m.workflow_id, '^([^/]+)/', '\1-report/') || '/' || n.number"
+
+
+def _owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: str = "0") -> str:
+    """Insert a report for the row of the CTE ``origin``, due unless an earlier one of the message is still open.
+
+    ``ahead`` counts the reports that the same statement owes before this one: its snapshot does not see them.
+    """
+    return f"""
+        INSERT INTO inbox.report (message, number, source, kind, code, reason, workflow_id, traceparent, due_at)
+        SELECT m.id, n.number, m.source, {kind}, {code}, {reason}, {REPORT_WORKFLOW_ID}, m.traceparent,
+               CASE WHEN n.free THEN now() END
+          FROM {origin} m, LATERAL (
+               SELECT coalesce(max(number), 0) + 1 + {ahead} AS number,
+                      coalesce(bool_and(closed_at IS NOT NULL), true) AND {ahead} = 0 AS free
+                 FROM inbox.report WHERE message = m.id) n
+         WHERE {condition}"""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The row that a delivery met: its own (``created``), or the one stored before."""
+
+    created: bool
+    id: int
+    status: str
+    workflow_id: str
+    received_at: datetime
+    last_code: str | None
+    last_reason: str | None
+    outcome: dict[str, Any] | None
+
+
+# One row however many deliveries race; no row returned means the ID was used for other content, row untouched.
+ACCEPT = Statement(
+    "accept",
+    Accepted,
+    """
+    WITH put AS (
+        INSERT INTO inbox.message AS m (tenant, source, message_id, type, subject, sequence, payload_sha256,
+                                        max_tries, workflow_id, traceparent, due_at)
+        VALUES (%(tenant)s, %(source)s, %(message_id)s, %(type)s, %(subject)s, %(sequence)s, %(sha256)s,
+                %(max_tries)s, %(workflow_id)s, %(traceparent)s, now())
+        ON CONFLICT ON CONSTRAINT message_key DO UPDATE
+           SET duplicates = m.duplicates + 1, delivered_at = now()
+         WHERE m.payload_sha256 = excluded.payload_sha256
+        RETURNING (xmax = 0) AS created, id, status, workflow_id, received_at, last_code, last_reason, outcome
+    ), body AS (
+        INSERT INTO inbox.payload (message, received_at, content_type, body)
+        SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
+    )
+    SELECT * FROM put""",
+)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a claim was answered, and with ``CLAIMED`` the try: what fences it, and the message it works on.
+
+    ``status`` is the row's before the claim; ``body`` is None once the payload is gone.
+    """
+
+    answer: str
+    id: int
+    status: str
+    generation: int
+    tries: int
+    tries_before: int
+    max_tries: int
+    last_code: str | None
+    tenant: str
+    source: str
+    message_id: str
+    edition: int
+    type: str
+    subject: str | None
+    received_at: datetime
+    began_at: datetime
+    content_type: str | None
+    body: bytes | None
+
+
+# Claim and load: an open row becomes PROCESSING and one try is spent, in one conditional UPDATE. No row returned: it
+# is closed. EXHAUSTED: its tries are used (nothing is changed). SUPERSEDED: a later attempt of Temporal's holds it, so
+# this one is a zombie (nothing is changed). A row found PROCESSING by a later attempt lost its last try: that try's
+# line is written in the same statement. ``claim_began_at`` is Temporal's start of the attempt that holds the row.
+CLAIM = Statement(
+    "claim",
+    Claimed,
+    """
+    WITH before AS (
+        SELECT *, CASE WHEN claim_began_at > %(began_at)s THEN 'SUPERSEDED'
+                       WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
+                       ELSE 'CLAIMED' END AS answer
+          FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
+    ), lost AS (
+        INSERT INTO inbox.attempt (message, number, generation, began_at, ended_at, code, reason, worker, run_id,
+                                   trace_id)
+        SELECT id, tries, generation, updated_at, now(), 'TRY_LOST', 'no answer from its worker', claimed_by,
+               claimed_run_id, split_part(traceparent, '-', 2)
+          FROM before WHERE status = 'PROCESSING' AND answer <> 'SUPERSEDED'
+        ON CONFLICT DO NOTHING
+    ), claimed AS (
+        UPDATE inbox.message m
+           SET status = 'PROCESSING', tries = m.tries + 1, max_tries = %(max_tries)s, updated_at = now(),
+               next_try_at = NULL, claimed_by = %(worker)s, claimed_run_id = %(run_id)s,
+               claim_began_at = %(began_at)s, run_id = %(first_run_id)s
+          FROM before b
+         WHERE m.id = b.id AND b.answer = 'CLAIMED'
+        RETURNING m.*
+    )
+    SELECT b.answer, b.id, b.status, b.generation, coalesce(c.tries, b.tries) AS tries, b.tries_before,
+           coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.tenant, b.source, b.message_id, b.edition,
+           b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
+           coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body
+      FROM before b
+      LEFT JOIN claimed c ON true
+      LEFT JOIN inbox.payload p ON c.id IS NOT NULL AND p.message = b.id AND p.received_at = b.received_at
+      LEFT JOIN inbox.payload_kept k ON c.id IS NOT NULL AND k.message = b.id""",
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a row stands now."""
+
+    status: str
+    last_code: str | None
+
+
+READ_STANDING = Statement("read standing", Standing, "SELECT status, last_code FROM inbox.message WHERE id = %(id)s")
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """The row is still this try's."""
+
+    id: int
+
+
+# Locks the row before the handler writes; no row returned means the try was overtaken.
+TAKE_FENCE = Statement("take fence", Fenced, f"SELECT id FROM inbox.message WHERE {FENCE} FOR UPDATE")
+
+# Upstream may have heard that the message is dead.
+CORRECT = "(SELECT told > 0 FROM wrong)"
+
+# The row's COMPLETED with the bundle's transaction, and the reports that it owes: a CORRECTION of an earlier
+# DEAD, and the handler's own notice behind it.
+COMPLETE = Statement(
+    "complete",
+    Fenced,
+    f"""
+    WITH wrong AS (
+        SELECT count(*) AS told FROM inbox.report
+         WHERE message = %(id)s AND kind = 'DEAD' AND state IN ('SENDING', 'SENT', 'GIVEN_UP')
+    ), completed AS (
+        UPDATE inbox.message
+           SET status = 'COMPLETED', outcome = %(outcome)s, closed_at = clock_timestamp(),
+               updated_at = clock_timestamp(), due_at = NULL, next_try_at = NULL,
+               report_state = CASE WHEN %(reports)s AND (%(notice)s::text IS NOT NULL OR {CORRECT})
+                                   THEN 'OWED' ELSE report_state END
+         WHERE {FENCE}
+        RETURNING *
+    ), corrected AS ({
+        _owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
+    }
+    ), noticed AS ({
+        _owe(
+            "completed",
+            "%(notice)s",
+            "%(notice)s",
+            "%(notice_reason)s",
+            "%(reports)s AND %(notice)s::text IS NOT NULL",
+            f"(CASE WHEN {CORRECT} THEN 1 ELSE 0 END)",
+        )
+    }
+    )
+    SELECT id FROM completed""",
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a failure record left the row."""
+
+    status: str
+    tries: int
+    tries_before: int
+    max_tries: int
+
+
+# A failed try's record: its line, and the row FAILED, or DEAD with its report when it was the last one.
+FAIL = Statement(
+    "fail",
+    Ended,
+    f"""
+    WITH failed AS (
+        UPDATE inbox.message m
+           SET status = CASE WHEN f.final THEN 'DEAD' ELSE 'FAILED' END,
+               last_code = %(code)s, last_reason = %(reason)s, updated_at = now(),
+               next_try_at = CASE WHEN NOT f.final THEN now() + make_interval(secs => %(delay)s) END,
+               closed_at = CASE WHEN f.final THEN now() END,
+               dead_at = CASE WHEN f.final THEN now() END,
+               due_at = CASE WHEN NOT f.final THEN due_at END,
+               report_state = CASE WHEN f.final AND %(reports)s THEN 'OWED' ELSE report_state END
+          FROM (SELECT id AS fid, %(non_retryable)s OR tries - tries_before >= max_tries AS final
+                  FROM inbox.message WHERE id = %(id)s) f
+         WHERE m.id = f.fid AND {FENCE}
+        RETURNING m.*
+    ), line AS (
+        INSERT INTO inbox.attempt (message, number, generation, began_at, ended_at, code, reason, error_class,
+                                   worker, run_id, trace_id)
+        SELECT id, tries, generation, %(began_at)s, now(), %(code)s, %(reason)s, %(error_class)s, claimed_by,
+               claimed_run_id, split_part(traceparent, '-', 2)
+          FROM failed
+    ), owed AS ({_owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
+    )
+    SELECT status, tries, tries_before, max_tries FROM failed""",
+)
+
+# DEAD from any open state of one generation (and, where ``tries`` is given, only if no try followed), with the report
+# owed; a closed row is left as it is.
+BURY = Statement(
+    "bury",
+    Ended,
+    f"""
+    WITH buried AS (
+        UPDATE inbox.message
+           SET status = 'DEAD', last_code = %(code)s, last_reason = %(reason)s, updated_at = now(),
+               closed_at = now(), dead_at = now(), due_at = NULL, next_try_at = NULL, held_behind = NULL,
+               held_since = NULL, report_state = CASE WHEN %(reports)s THEN 'OWED' ELSE report_state END
+         WHERE id = %(id)s AND generation = %(generation)s AND closed_at IS NULL
+           AND (%(tries)s::int IS NULL OR tries = %(tries)s)
+        RETURNING *
+    ), owed AS ({_owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
+    )
+    SELECT status, tries, tries_before, max_tries FROM buried""",
+)

@@ -1,0 +1,101 @@
+"""Composition root of the worker: settings → telemetry → database → client → Worker; SIGTERM drains it.
+
+No SQL and no workflow is defined here: run as ``__main__``, this file would be executed again in the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+import httpx
+from temporalio.client import Client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.workflow import SandboxImportNotificationPolicy
+
+from activities.register import RegisterActivity
+from activities.report import ReportActivities
+from inbox.dispatch import Dispatcher
+from inbox.handler import Handler
+from inbox.process import run_until_signal
+from inbox.registry import load_handlers
+from inbox.settings import Settings
+from inbox.store.engine import Database
+from inbox.store.partitions import keep_partitions
+from inbox.telemetry import configure_tracing
+from inbox.temporal import connect
+from workflows.process_message import ProcessMessage
+from workflows.send_report import SendReport
+
+log = logging.getLogger(__name__)
+
+
+def build_worker(
+    settings: Settings,
+    client: Client,
+    database: Database,
+    handlers: dict[str, Handler[Any, Any]],
+    http: httpx.AsyncClient,
+    dispatcher: Dispatcher,
+) -> Worker:
+    """Return the Temporal worker with everything that it needs injected."""
+    identity = f"{os.getpid()}@{socket.gethostname()}"
+    register = RegisterActivity(database, handlers, settings, identity, dispatcher.nudge)
+    reports = ReportActivities(database, handlers, settings, http, dispatcher.nudge)
+    return Worker(
+        client,
+        task_queue=settings.task_queue,
+        identity=identity,
+        workflows=[ProcessMessage, SendReport],
+        activities=[register.register, reports.send, reports.give_up],
+        max_concurrent_activities=settings.activities,
+        # 0, the default, would fail running tries at every deploy.
+        graceful_shutdown_timeout=timedelta(seconds=settings.declared.timeouts.graceful_shutdown),
+        # Otherwise a bug in a workflow leaves it Running for ever.
+        workflow_failure_exception_types=[Exception],
+        workflow_runner=SandboxedWorkflowRunner(
+            restrictions=SandboxRestrictions.default.with_import_notification_policy(
+                SandboxImportNotificationPolicy.RAISE_ON_UNINTENTIONAL_PASSTHROUGH
+            )
+        ),
+    )
+
+
+async def run_worker(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT, then drain: no running try is cut off. Raises SettingsError and RuntimeError."""
+    tracing = configure_tracing("temporal-inbox-worker")
+    handlers = load_handlers(settings)
+    database = Database(
+        settings.database_url.get_secret_value(),
+        size=settings.pool,
+        name=f"{settings.name}-worker",
+        timeouts=settings.declared.timeouts,
+    )
+    await database.open()
+    client = await connect(settings.metrics_listen)
+    dispatcher = Dispatcher(database, client, settings)
+    try:
+        async with httpx.AsyncClient() as http:
+            worker = build_worker(settings, client, database, handlers, http, dispatcher)
+            log.info("worker started: types %s", ", ".join(sorted(handlers)) or "none")
+            await run_until_signal(worker.run(), worker.shutdown, dispatcher.run(), keep_partitions(database))
+    finally:
+        for handler in handlers.values():
+            if hasattr(handler, "aclose"):
+                with contextlib.suppress(httpx.HTTPError):
+                    await handler.aclose()
+        await database.close()
+        if tracing:
+            tracing.shutdown()
+
+
+if __name__ == "__main__":
+    from inbox.cli import main
+
+    main(["worker"])
