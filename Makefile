@@ -1,0 +1,41 @@
+# The local stack, and what a developer needs. `make help` lists the targets.
+# Nothing but make and Python (3.11 or newer) has to be there: the rest comes into .venv.
+
+PYTHON ?= python3
+DATA ?= .data
+ARGS ?=
+# For all recipes; run, up read them from the environment (spec section 15).
+export DATA
+
+.DEFAULT_GOAL := help
+.PHONY: help run up test lint clean venv
+
+help:
+	@echo 'make run    the local stack with the sample day; stays up until Ctrl-C'
+	@echo '            ONCE=1 ends after the table, SUMMARY=path writes it as JSON'
+	@echo 'make up     the same stack without the sample; READY=path tells when all answers'
+	@echo 'make test   the whole test suite; ARGS= is given to pytest'
+	@echo 'make lint   ruff and mypy'
+	@echo 'make clean  removes .venv, caches and .data'
+	@echo 'DATA=path chooses the data folder (default .data); DATABASE_URL and TEMPORAL_ADDRESS'
+	@echo 'point at servers of your own; PYTHON=path chooses the Python that .venv is made with.'
+
+# Looks at each call whether .venv is that of requirements.lock: cheap, and right after a checkout,
+# where time stamps are not.
+venv:
+	@$(PYTHON) deploy/dev/venv.py
+
+# exec: the shell must not stand between make and what gets the signals.
+run up: venv
+	@exec .venv/bin/python -m deploy.dev $@
+
+test: venv
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+lint: venv
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/python -m mypy
+
+clean:
+	@$(PYTHON) deploy/dev/venv.py --clean

@@ -1,0 +1,1 @@
+"""How temporal-inbox is run: here the local stack (`deploy.dev`)."""
