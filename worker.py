@@ -5,7 +5,6 @@ No SQL and no workflow is defined here: run as ``__main__``, this file would be 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os

@@ -1,0 +1,1 @@
+"""What workflows have done for them: thin, they call inbox and handlers."""

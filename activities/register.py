@@ -61,13 +61,12 @@ class RegisterActivity:
                 handler, source = self._served(work)
                 claimed = await self._claim(work, source)
                 match claimed:
-                    case None:
-                        return await self._closed(work)
                     case Claimed(answer="CLAIMED"):
                         return await self._try(claimed, handler, source)
                     case Claimed(answer="EXHAUSTED"):
                         return await self._exhausted(claimed, source)
-                raise StaleTry
+                    case _:  # closed, or a later attempt holds it
+                        return await self._closed(work)
             except StaleTry:
                 return await self._closed(work)
             except (NotServed, StoreUnavailable) as error:
@@ -105,7 +104,7 @@ class RegisterActivity:
                 outcome = await self._bundle(claimed, handler, message, prepared, source)
         except StaleTry:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
             return await self._fail(claimed, judge(error, handler, source), source)
         if outcome.notice is not None or claimed.generation > 1:
             self._owed()
@@ -164,7 +163,7 @@ class RegisterActivity:
         ) from None
 
     async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
-        """The limit was reached without a verdict: the last try was lost, or the limit was lowered since."""
+        """Bury a row that reached its limit without a verdict: its last try was lost, or the limit lowered."""
         code = TRY_LOST if claimed.status == Status.PROCESSING else claimed.last_code
         burial = {
             "id": claimed.id,

@@ -1,0 +1,1 @@
+"""The record, and all that is neither workflow nor activity."""

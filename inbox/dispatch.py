@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -27,7 +27,7 @@ from temporalio.common import (
     WorkflowIDReusePolicy,
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from inbox.errors import StoreUnavailable
 from inbox.logs import LimitedLog
@@ -36,9 +36,11 @@ from inbox.settings import GIVE_UP_AFTER, Settings
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
 from inbox.store.engine import Database
 
-log = LimitedLog(logging.getLogger(__name__))
+limited = LimitedLog(logging.getLogger(__name__))
 SOURCE = SearchAttributeKey.for_keyword("InboxSource")
 TYPE = SearchAttributeKey.for_keyword("InboxType")
+# Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
+ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 MAX_BACK_OFF = 60.0  # seconds, of one row
 MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
 # How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
@@ -95,11 +97,10 @@ class Dispatcher:
             try:
                 busy = await self.round()
             except StoreUnavailable:
-                log.warning("store", "dispatch waits: Postgres gives no answer")
+                limited.warning("store", "dispatch waits: Postgres gives no answer")
                 busy = False
-            except Exception as error:
-                # Whatever it was, the rows are still due: a dispatcher that ends would be the greater fault.
-                log.error("round", "dispatch round failed: %s", type(error).__name__)
+            except Exception as error:  # noqa: BLE001  the rows are still due: to end would be the greater fault
+                limited.error("round", "dispatch round failed: %s", type(error).__name__)
                 busy = False
             if not busy:
                 await self._rest()
@@ -109,10 +110,8 @@ class Dispatcher:
         if self._away:
             await asyncio.sleep(min(self._dispatch.tick * self._away, MAX_SEARCH) * random.uniform(0.8, 1.2))
             return
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._nudged.wait(), self._dispatch.tick)
-        except TimeoutError:
-            pass
 
     async def round(self) -> bool:
         """Start what is due now, a share of each source; tell whether there may be more."""
@@ -165,13 +164,13 @@ class Dispatcher:
                     )
                 return True
             except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
-                log.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
+                limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
                 await self._put_back(route, row)
-                return False
+                return isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
             except StoreUnavailable:
                 return True  # not marked: the lease ends, and a wake finds the workflow running
-            except Exception as error:
-                log.error("start", "a workflow was not started: %s", type(error).__name__)
+            except Exception as error:  # noqa: BLE001  one row's failure never stops the round
+                limited.error("start", "a workflow was not started: %s", type(error).__name__)
                 await self._put_back(route, row)
                 return True
 
@@ -186,7 +185,7 @@ class Dispatcher:
             return await self._start_workflow(route, row, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
 
     async def _start_workflow(self, route: Route, row: Leased, reuse: WorkflowIDReusePolicy) -> str | None:
-        """The first start is plain; every other wakes the run it may find, so that it re-reads its row."""
+        """Start plainly the first time; every later start wakes the run it may find, so that it re-reads its row."""
         wake: dict[str, Any] = {}
         if row.starts > 1 or reuse is WorkflowIDReusePolicy.ALLOW_DUPLICATE:
             wake = {"start_signal": WAKE, "start_signal_args": [row.generation]}
@@ -213,10 +212,8 @@ class Dispatcher:
 
     async def _put_back(self, route: Route, row: Leased) -> None:
         delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
-        try:
+        with suppress(StoreUnavailable):  # then the lease ends by itself
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
-        except StoreUnavailable:
-            pass  # the lease ends by itself
 
 
 def _kind(error: Exception) -> str:

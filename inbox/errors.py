@@ -85,7 +85,7 @@ class StaleTry(InboxError):
 
 
 class NotServed(InboxError):
-    """This process has no handler or no settings for the message; found before a try is spent."""
+    """No handler or no settings here for the message; found before a try is spent."""
 
 
 @dataclass(frozen=True)

@@ -67,4 +67,5 @@ class LimitedLog:
             return
         self._last[cause] = now
         silent = self._silent.pop(cause, 0)
-        self._logger.log(level, message + (f" (and {silent} times more)" if silent else ""), *args)
+        counted = f"{message} (and {silent} times more)" if silent else message
+        self._logger.log(level, counted, *args)

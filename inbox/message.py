@@ -84,7 +84,7 @@ def workflow_id(inbox: str, key: Key, *, private: bool = False, secret: bytes = 
     plain = f"{inbox}/{key}"
     if len(plain) <= MAX_WORKFLOW_ID and not private:
         return plain
-    named = "\0".join((key.tenant, key.source, key.id))
+    named = f"{key.tenant}\0{key.source}\0{key.id}"
     digest = hmac.new(secret, named.encode(), hashlib.sha256).hexdigest()
     hashed = f"{inbox}/{Key(key.tenant, key.source, digest, key.edition)}"
     return hashed if len(hashed) <= MAX_WORKFLOW_ID else f"{inbox}/{Key('', '-', digest, key.edition)}"

@@ -45,7 +45,7 @@ class RegisterResult:
 
 @dataclass(frozen=True)
 class SendReportInput:
-    """Which report a SendReport sends: ``report`` is ``inbox.report.id``. Time-outs of a call, and of all, in seconds."""
+    """Which report a SendReport sends: ``report`` is ``inbox.report.id``. Time-outs of a call and of all in seconds."""
 
     report: int
     source: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -17,9 +18,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inbox.errors import SettingsError
 
-TOKEN_HASH = r"^sha256:[0-9a-f]{64}$"
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
-TokenHash = Annotated[str, Field(pattern=TOKEN_HASH)]
+TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def _zone(name: str) -> str:
@@ -50,7 +50,7 @@ class Timeouts(_Strict):
     @model_validator(mode="after")
     def _in_order(self) -> Timeouts:
         chain = ("lock", "heartbeat", "statement", "transaction", "start_to_close", "graceful_shutdown")
-        for shorter, longer in [*zip(chain, chain[1:], strict=False), ("rpc", "lease")]:
+        for shorter, longer in [*pairwise(chain), ("rpc", "lease")]:
             if getattr(self, shorter) >= getattr(self, longer):
                 raise ValueError(f"{shorter} must be shorter than {longer}")
         return self

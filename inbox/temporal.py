@@ -15,7 +15,7 @@ from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
 from inbox.errors import InboxError
 from inbox.logs import LimitedLog
 
-log = LimitedLog(logging.getLogger(__name__), interval=10)
+limited = LimitedLog(logging.getLogger(__name__), interval=10)
 SEARCH_ATTRIBUTES = ("InboxStatus", "InboxSource", "InboxType", "InboxCode")
 KEYWORD = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
 
@@ -51,7 +51,7 @@ async def connect(metrics: str | None = None) -> Client:
         try:
             return await Client.connect(**_config(), runtime=runtime, interceptors=[TracingInterceptor()])  # type: ignore[arg-type]
         except RuntimeError:  # what the client raises when nobody answers
-            log.warning("connect", "the worker waits: Temporal gives no answer")
+            limited.warning("connect", "the worker waits: Temporal gives no answer")
             await asyncio.sleep(wait)
             wait = min(wait * 2, 5.0)
 

@@ -1,0 +1,1 @@
+"""Deterministic code only, light to import."""

@@ -22,7 +22,7 @@ class ProcessMessage:
         self._wakes = 0
 
     @workflow.signal(name=WAKE)
-    def wake(self, generation: int) -> None:
+    def wake(self, _generation: int) -> None:
         """Re-read the row: it was made due again (redriven, released, or not heard of for long)."""
         self._wakes += 1
 

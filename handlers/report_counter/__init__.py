@@ -28,7 +28,7 @@ class ReportCounter:
     async def prepare(self, message: Message[Count]) -> None:
         """Return at once."""
 
-    async def register(self, tx: AsyncConnection, message: Message[Count], prepared: None) -> Outcome:
+    async def register(self, tx: AsyncConnection, message: Message[Count], _: None) -> Outcome:
         """Move the counter by one and return its value; the counter comes into being at 1."""
         statement = text("""
             INSERT INTO reporting.counter AS c (name, value) VALUES (:name, 1)

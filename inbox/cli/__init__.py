@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import sqlalchemy.exc
 import typer
@@ -77,7 +77,9 @@ def worker_command() -> None:
 
 
 @app.command()
-def migrate(database_only: bool = typer.Option(False, help="Leave Temporal's search attributes alone.")) -> None:
+def migrate(
+    *, database_only: Annotated[bool, typer.Option(help="Leave Temporal's search attributes alone.")] = False
+) -> None:
     """Bring the database to the newest revision, and register Temporal's search attributes."""
     from inbox.store.migrate import migrate as run_migrations
     from inbox.temporal import TemporalAway, register_search_attributes
@@ -104,7 +106,9 @@ def migrate(database_only: bool = typer.Option(False, help="Leave Temporal's sea
 @app.command()
 def dev() -> None:
     """Start the local stack: Postgres, Temporal with its UI, ingest, worker, the stand-in hospital."""
-    os.execv(sys.executable, [sys.executable, "-m", "deploy.dev", "up"])
+    os.execv(  # noqa: S606  our own interpreter
+        sys.executable, [sys.executable, "-m", "deploy.dev", "up"]
+    )
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

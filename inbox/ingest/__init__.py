@@ -1,0 +1,1 @@
+"""How messages come in: doors, and accept behind them."""

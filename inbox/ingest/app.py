@@ -74,11 +74,11 @@ class Health:
         self._database = database
         self._revision = revision
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, _: Request) -> Response:
         """GET /healthz."""
         return json_response({"status": "ok"})
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, _: Request) -> Response:
         """GET /readyz: 200, or 503 with what is missing."""
         try:
             found = await self._database.one(READ_REVISION, {})
@@ -91,7 +91,7 @@ class Health:
         return json_response({"status": "ready"})
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(_: Request, error: Exception) -> Response:
     """Answer what the router refuses (404, 405) as a problem document too."""
     if not isinstance(error, HTTPException):
         raise error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from inbox.message import MAX_SEQUENCE
 from inbox.payload import STRUCTURED
 
 tracer = trace.get_tracer("inbox.ingest")
+DIGITS = re.compile("[0-9]{1,19}")
 
 
 def _text(event: Mapping[str, Any], name: str) -> str | None:
@@ -46,8 +48,8 @@ def _required(event: Mapping[str, Any], name: str) -> str:
 def _sequence(event: Mapping[str, Any]) -> int | None:
     """Return the ``sequence`` extension, a string or an integer; None where it is no number this column holds."""
     value = event.get("sequence")
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value) if len(value) <= 19 else None
+    if isinstance(value, str):
+        value = int(value) if DIGITS.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= MAX_SEQUENCE else None

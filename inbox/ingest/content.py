@@ -8,64 +8,51 @@ from typing import Any, NoReturn
 
 import rfc8785
 
-from inbox.errors import Unreadable
+from inbox.errors import Malformed, Unreadable
 
 MAX_DEPTH = 64
-
-
-class Duplicated(Exception):
-    """An object names one key twice."""
+TOO_DEEP = f"JSON nested deeper than {MAX_DEPTH}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Duplicated
+        raise Malformed("", "JSON object with a duplicate key")
     return found
 
 
-def _constant(name: str) -> NoReturn:
-    raise ValueError(name)
+def _constant(_: str) -> NoReturn:
+    raise Malformed("", "JSON with NaN or an infinity")
 
 
-def _too_deep(body: bytes) -> bool:
-    """Tell whether brackets outside strings nest deeper than MAX_DEPTH; cheap where there are few of them."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return False
-    depth, in_string, escaped = 0, False, False
-    for byte in body:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif byte in b"]}":
-            depth -= 1
-    return False
+def _too_deep(value: Any) -> bool:
+    """Tell whether containers nest deeper than MAX_DEPTH, level by level."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        children = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for each in children for child in each if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def parse_json(body: bytes) -> Any:
     """Parse a JSON text (RFC 8259) in UTF-8.
 
-    Raises Unreadable for what is not JSON, and for what JSON leaves undefined: a key twice in one object, NaN and
-    infinities, nesting deeper than 64.
+    Raises Unreadable for what is not JSON, and Malformed for what JSON leaves undefined or unbounded: a key twice in
+    one object, NaN and infinities, nesting deeper than 64, numbers of thousands of digits.
     """
-    if _too_deep(body):
-        raise Unreadable("", f"JSON nested deeper than {MAX_DEPTH}")
     try:
-        return json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_constant)
-    except Duplicated:
-        raise Unreadable("", "JSON object with a duplicate key") from None
-    except (ValueError, RecursionError):
+        value = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_constant)
+    except (json.JSONDecodeError, UnicodeDecodeError):
         raise Unreadable("", "not JSON in UTF-8") from None
+    except RecursionError:
+        raise Malformed("", TOO_DEEP) from None
+    except ValueError:  # Python's own limit on digits
+        raise Malformed("", "JSON with a number of too many digits") from None
+    if _too_deep(value):
+        raise Malformed("", TOO_DEEP)
+    return value
 
 
 def content_hash(value: Any, body: bytes) -> bytes:

@@ -158,7 +158,7 @@ def traced(route: str, endpoint: Endpoint) -> Endpoint:
                 response = await endpoint(request)
             except InboxError as error:
                 response = problem_response(as_problem(error))
-            except Exception as error:  # the last line: an answer, and one line in the log
+            except Exception as error:  # noqa: BLE001  the last line: an answer, and a line in the log
                 log.error("request failed: %s", type(error).__name__)
                 response = problem_response(HttpProblem(500, "internal", "this is a fault of the inbox"))
             span.set_attribute("http.response.status_code", response.status_code)

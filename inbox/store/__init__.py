@@ -1,0 +1,1 @@
+"""The record in Postgres: schema, statements, connections."""

@@ -34,6 +34,7 @@ Params = Mapping[str, Any]
 # SQLSTATE classes that say “Postgres is not there, or not now”: connection, resources, shutting down, time-outs.
 AWAY = ("08", "53", "57", "58")
 LOCK_TIMEOUT = "55P03"
+TRANSACTION_TIMEOUT_SINCE = 170000
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -129,7 +130,7 @@ class Database:
             "statement_timeout": self._timeouts.statement,
             "idle_in_transaction_session_timeout": self._timeouts.statement,
         }
-        if connection.info.server_version >= 170000:
+        if connection.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
             limits["transaction_timeout"] = self._timeouts.transaction
         for setting, seconds in limits.items():
             await connection.execute("SELECT set_config(%s, %s, false)", (setting, f"{int(seconds * 1000)}ms"))
@@ -166,11 +167,14 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction, commit it at the end, roll it back on any error."""
+        """Open a transaction, commit it at the end, roll it back on any error.
+
+        Raises TimeoutError when it lasts too long; Postgres has a limit of its own for that from 17 on.
+        """
+        limit = asyncio.timeout(self._timeouts.transaction)
         try:
-            async with self._engine.connect() as connection:
-                async with connection.begin():
-                    yield connection
+            async with limit, self._engine.connect() as connection, connection.begin():
+                yield connection
         except (psycopg.Error, DBAPIError, PoolTimeout, TooManyRequests) as error:
             self._translate(error)
             raise

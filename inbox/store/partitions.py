@@ -23,7 +23,7 @@ async def keep_partitions(database: Database) -> None:
             wait = INTERVAL
         except StoreUnavailable:
             wait = RETRY
-        except Exception as error:  # the schema is missing or not ours: /readyz says so, and it may be mended
+        except Exception as error:  # noqa: BLE001  no schema, or not ours: /readyz says so, and it may be mended
             log.error("payload partitions were not made: %s", type(error).__name__)
             wait = RETRY
         await asyncio.sleep(wait)

@@ -1,0 +1,72 @@
+"""The product's own commands as processes, on a test's settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from inbox.settings import token_hash
+from tests.support.stack import TOKENS, Stack
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(stack: Stack, folder: Path, **more: str) -> dict[str, str]:
+    """Write the stack's settings as a file; return the environment of a process that uses them."""
+    config = folder / "inbox.toml"
+    config.write_text(tomlkit.dumps(_without_none(stack.settings.declared.model_dump(mode="json"))))
+    return os.environ | {
+        "DATABASE_URL": stack.url,
+        "TEMPORAL_ADDRESS": stack.temporal.service_client.config.target_host,
+        "INBOX_NAME": stack.name,
+        "INBOX_CONFIG": str(config),
+        "INBOX_OPERATOR_TOKENS": json.dumps([token_hash(TOKENS["operator"])]),
+        "INBOX_LISTEN": f"127.0.0.1:{free_port()}",
+        "PYTHONPATH": str(ROOT),
+        **more,
+    }
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+@asynccontextmanager
+async def process(
+    environment: dict[str, str], command: str, point: str = "none"
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs."""
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT
+    )
+    try:
+        yield running
+    finally:
+        with suppress(ProcessLookupError):
+            running.kill()
+        await running.wait()
+
+
+async def died(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+    """Wait until a process has killed itself."""
+    assert await asyncio.wait_for(running.wait(), limit) == -signal.SIGKILL

@@ -1,0 +1,59 @@
+"""What takes minutes and days in life."""
+
+from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
+
+from tests.support.stack import Stack, survey
+from tests.support.waiting import eventually
+
+
+async def test_five_tries_a_minute_apart_end_dead_and_reported(stack: Stack) -> None:
+    stack.configure(retry_interval=60)
+    await stack.start()
+    await stack.hospital.control(reports=[500] * 3)
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    row = await stack.closed(message["srvyDrawupNo"], limit=60)
+    assert (row["status"], row["last_code"], row["tries"]) == ("DEAD", "FORM_NOT_REGISTERED", 5)
+    lines = await stack.attempts(message["srvyDrawupNo"])
+    assert [line["number"] for line in lines] == [1, 2, 3, 4, 5]
+    handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+    status = await eventually(
+        lambda: stack.execution_status(row["workflow_id"]), lambda found: found != WorkflowExecutionStatus.RUNNING
+    )
+    assert status == WorkflowExecutionStatus.FAILED
+    closing = [
+        event
+        async for event in handle.fetch_history_events(event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT)
+    ]
+    failure = closing[0].workflow_execution_failed_event_attributes.failure
+    assert failure.application_failure_info.type == "FORM_NOT_REGISTERED"
+    await stack.reported(message["srvyDrawupNo"], limit=60)
+    body = (await stack.hospital.seen())["reports"][-1]["body"]
+    assert body == {
+        "srvyDrawupNo": message["srvyDrawupNo"],
+        "result": "N",
+        "code": "FORM_NOT_REGISTERED",
+        "reason": "form P-UNKNOWN is not registered",
+    }
+    started, ended = (await handle.describe()).start_time, (await handle.describe()).close_time
+    assert ended is not None
+    assert (ended - started).total_seconds() >= 4 * 60  # four intervals between five tries, on Temporal's clock
+
+
+async def test_a_report_is_tried_until_its_time_is_used_and_then_given_up(stack: Stack) -> None:
+    hours = 6  # seven days by default: each wait of an hour takes this server a second
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": hours * 3600})
+    await stack.start()
+    await stack.hospital.control(reports=[500] * 100)
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], "GIVEN_UP", limit=120)
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    # The waits double from a second to 2048 s, which is 12 of them, and are an hour each from then on.
+    assert 12 + 3 <= report["tries"] <= 12 + 6
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    described = await eventually(handle.describe, lambda found: found.close_time is not None)
+    assert described.status == WorkflowExecutionStatus.FAILED
+    assert described.close_time is not None
+    elapsed = (described.close_time - described.start_time).total_seconds() / 3600
+    assert hours - 1.2 <= elapsed <= hours + 0.1
