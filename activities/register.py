@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
-from opentelemetry import trace
 from psycopg.types.json import Jsonb
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -22,12 +21,12 @@ from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, RegisterInput, RegisterResult
 from inbox.settings import Settings, SourceSettings
+from inbox.spans import span
 from inbox.states import CLOSED, Status
 from inbox.store.engine import Database, driver, one
 from inbox.store.statements import BURY, CLAIM, COMPLETE, FAIL, READ_STANDING, TAKE_FENCE, Claimed
 
 log = logging.getLogger(__name__)
-tracer = trace.get_tracer("activities.register")
 HEARTBEATS = 5  # in one heartbeat time-out
 
 
@@ -98,9 +97,9 @@ class RegisterActivity:
     async def _try(self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> RegisterResult:
         try:
             message = _message(claimed, handler, source)
-            with tracer.start_as_current_span("prepare", record_exception=False):
+            with span("prepare"):
                 prepared = await handler.prepare(message)
-            with tracer.start_as_current_span("bundle", record_exception=False):
+            with span("bundle"):
                 outcome = await self._bundle(claimed, handler, message, prepared, source)
         except StaleTry:
             raise

@@ -18,12 +18,12 @@ from inbox.errors import StoreUnavailable, fault_of
 from inbox.handler import Handler, Report, reporter_of
 from inbox.references import ReportInput
 from inbox.settings import ReportSettings, Settings
+from inbox.spans import span
 from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database
 from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, Sending
 
 log = logging.getLogger(__name__)
-tracer = trace.get_tracer("activities.report")
 LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more
 CALL = 10.0  # seconds for one call
 
@@ -97,16 +97,16 @@ class ReportActivities:
         headers = {"Idempotency-Key": sending.workflow_id}
         if settings.token:
             headers["Authorization"] = f"Bearer {settings.token.get_secret_value()}"
-        with tracer.start_as_current_span("POST report", kind=trace.SpanKind.CLIENT, record_exception=False) as span:
+        with span("POST report", kind=trace.SpanKind.CLIENT) as current:
             propagate.inject(headers)
             body = reporter_of(self._handlers.get(sending.type)).body(report)
             try:
                 response = await self._client.post(settings.url, json=body, headers=headers, timeout=CALL)
             except httpx.HTTPError as error:
-                span.set_attribute("error.type", fault_of(error).error_class)
+                current.set_attribute("error.type", fault_of(error).error_class)
                 log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
                 return None
-            span.set_attribute("http.response.status_code", response.status_code)
+            current.set_attribute("http.response.status_code", response.status_code)
             return response
 
     async def _delay(self, sending: Sending, response: httpx.Response | None) -> NoReturn:

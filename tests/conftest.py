@@ -16,6 +16,7 @@ from temporalio.contrib.opentelemetry import TracingInterceptor
 from deploy.dev.postgres import Postgres
 from deploy.dev.temporal import Temporal
 from inbox.store.migrate import migrate
+from inbox.temporal import DATA_CONVERTER
 from tests.support.hospital import HospitalServer
 from tests.support.stack import Stack
 
@@ -47,7 +48,9 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tempor
 @pytest.fixture(scope="session")
 async def temporal(temporal_server: Temporal) -> Client:
     """A client of the dev server."""
-    return await Client.connect(temporal_server.address, interceptors=[TracingInterceptor()])
+    return await Client.connect(
+        temporal_server.address, data_converter=DATA_CONVERTER, interceptors=[TracingInterceptor()]
+    )
 
 
 @pytest.fixture
@@ -100,3 +103,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--record`` writes the histories of tests/replay anew."""
+    parser.addoption("--record", action="store_true", help="write the histories of tests/replay anew")

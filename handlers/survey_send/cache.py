@@ -29,7 +29,9 @@ class LookupCache(Generic[V]):
 
         The call belongs to none of them: one that is cancelled takes nothing from the others.
         """
-        with self._tracer.start_as_current_span(self._span, record_exception=False) as span:
+        with self._tracer.start_as_current_span(
+            self._span, record_exception=False, set_status_on_exception=False
+        ) as span:
             if key in self._kept:
                 span.set_attribute("cache.hit", True)
                 return self._kept[key]

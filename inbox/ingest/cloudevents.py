@@ -21,8 +21,8 @@ from inbox.ingest.http import Callers, json_response, read_body, require_media_t
 from inbox.ingest.view import accepted_view, location
 from inbox.message import MAX_SEQUENCE
 from inbox.payload import STRUCTURED
+from inbox.spans import span
 
-tracer = trace.get_tracer("inbox.ingest")
 DIGITS = re.compile("[0-9]{1,19}")
 
 
@@ -115,7 +115,7 @@ class MessagesDoor:
             found = await self._acceptor.accept(incoming)
         else:
             here = trace.Link(trace.get_current_span().get_span_context())
-            with tracer.start_as_current_span("accept", context, links=[here], record_exception=False):
+            with span("accept", context=context, links=[here]):
                 found = await self._acceptor.accept(incoming)
         return json_response(
             accepted_view(incoming, found), 202 if found.created else 200, {"Location": location(incoming)}

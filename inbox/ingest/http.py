@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
-from opentelemetry import propagate, trace
+from opentelemetry import propagate
 from opentelemetry.trace import SpanKind
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -23,9 +23,9 @@ from inbox.errors import (
     Unreadable,
 )
 from inbox.settings import Settings, token_hash
+from inbox.spans import span
 
 log = logging.getLogger(__name__)
-tracer = trace.get_tracer("inbox.ingest")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 # An early answer resets the connection of a sender that is still sending, so the rest is read away, up to here.
@@ -150,10 +150,7 @@ def traced(route: str, endpoint: Endpoint) -> Endpoint:
         name = f"{request.method} {route}"
         context = propagate.extract(dict(request.headers))
         attributes = {"http.request.method": request.method, "http.route": route}
-        # Not recorded as exceptions: their text could hold what was sent.
-        with tracer.start_as_current_span(
-            name, context, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
-        ) as span:
+        with span(name, kind=SpanKind.SERVER, context=context, attributes=attributes) as current:
             try:
                 response = await endpoint(request)
             except InboxError as error:
@@ -161,7 +158,7 @@ def traced(route: str, endpoint: Endpoint) -> Endpoint:
             except Exception as error:  # noqa: BLE001  the last line: an answer, and a line in the log
                 log.error("request failed: %s", type(error).__name__)
                 response = problem_response(HttpProblem(500, "internal", "this is a fault of the inbox"))
-            span.set_attribute("http.response.status_code", response.status_code)
+            current.set_attribute("http.response.status_code", response.status_code)
             return response
 
     return serve

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -25,9 +25,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from inbox.errors import StoreUnavailable
 from inbox.settings import Timeouts
+from inbox.spans import span
 
 log = logging.getLogger(__name__)
-tracer = trace.get_tracer("inbox.store")
 T = TypeVar("T")
 Params = Mapping[str, Any]
 
@@ -54,10 +54,18 @@ class Statement(Generic[T]):
 
 async def rows(connection: psycopg.AsyncConnection[Any], statement: Statement[T], params: Params) -> list[T]:
     """Run ``statement`` on ``connection`` and return its rows. Raises psycopg.Error."""
-    with tracer.start_as_current_span(statement.name, attributes={"db.system.name": "postgresql"}):
+    with _span(statement):
         async with connection.cursor(row_factory=class_row(statement.row)) as cursor:
             await cursor.execute(statement.sql, params, prepare=True)
             return await cursor.fetchall()
+
+
+def _span(statement: Statement[Any]) -> AbstractContextManager[object]:
+    """Return the statement's span within a message's trace; what belongs to no message (a round's look) has none."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return nullcontext()
+    attributes = {"db.system.name": "postgresql", "db.operation.name": statement.name}
+    return span(f"sql {statement.name}", kind=trace.SpanKind.CLIENT, attributes=attributes)
 
 
 async def one(connection: psycopg.AsyncConnection[Any], statement: Statement[T], params: Params) -> T | None:

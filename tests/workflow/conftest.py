@@ -9,7 +9,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributeKey
 from temporalio.testing import WorkflowEnvironment
 
-from inbox.temporal import SEARCH_ATTRIBUTES
+from inbox.temporal import DATA_CONVERTER, SEARCH_ATTRIBUTES
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +18,7 @@ async def temporal() -> AsyncIterator[Client]:
     environment = await WorkflowEnvironment.start_time_skipping_v2(
         dev_server_existing_path=str(Path(sys.prefix, "bin", "temporal")),
         dev_server_extra_args=["--dynamic-config-value", "frontend.WorkflowTimeSkippingEnabled=true"],
+        data_converter=DATA_CONVERTER,
         search_attributes=[SearchAttributeKey.for_keyword(name) for name in SEARCH_ATTRIBUTES],
     )
     async with environment:
