@@ -15,14 +15,14 @@ from psycopg.types.json import Jsonb
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.verdict import TRY_LOST, InvalidPayload, PayloadGone, Verdict, hint_for, judge, system_phrase
+from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.errors import NotServed, StaleTry, StoreUnavailable
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, RegisterInput, RegisterResult
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
-from inbox.states import CLOSED, Status
+from inbox.states import CLOSED, OwnCode, Status
 from inbox.store.engine import Database, driver, one
 from inbox.store.statements import BURY, CLAIM, COMPLETE, FAIL, READ_STANDING, TAKE_FENCE, Claimed
 
@@ -104,7 +104,9 @@ class RegisterActivity:
         except StaleTry:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
-            return await self._fail(claimed, judge(error, handler, source), source)
+            return await self._fail(
+                claimed, judge(error, handler, self._settings.system_phrase(claimed.source)), source
+            )
         if outcome.notice is not None or claimed.generation > 1:
             self._owed()
         return RegisterResult(Status.COMPLETED)
@@ -163,14 +165,14 @@ class RegisterActivity:
 
     async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
         """Bury a row that reached its limit without a verdict: its last try was lost, or the limit lowered."""
-        code = TRY_LOST if claimed.status == Status.PROCESSING else claimed.last_code
+        code = OwnCode.TRY_LOST if claimed.status == Status.PROCESSING else claimed.last_code
         burial = {
             "id": claimed.id,
             "generation": claimed.generation,
             "tries": claimed.tries,
             "code": code,
             "reason": "no tries left",
-            "told": system_phrase(source),
+            "told": self._settings.system_phrase(claimed.source),
             "reports": source.report is not None,
         }
         if await self._database.one(BURY, burial) is None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from inbox.errors import BusinessError, InboxError, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
-from inbox.settings import SourceSettings
+from inbox.states import OwnCode
 
-SYSTEM_ERROR = "SYSTEM_ERROR"
-TRY_LOST = "TRY_LOST"
-INVALID_PAYLOAD = "INVALID_PAYLOAD"
-PAYLOAD_GONE = "PAYLOAD_GONE"
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
-HINTS = {
-    SYSTEM_ERROR: "see the failed tries for error class and status; mend that service, then redrive",
-    TRY_LOST: "its worker died or hung in every try: read the workers' logs before a redrive",
-    INVALID_PAYLOAD: "the payload does not fit the handler's model: the producer must send a right one",
-    PAYLOAD_GONE: "its payload is past retention: the producer must send it again",
+HINTS: Mapping[str, str] = {
+    OwnCode.SYSTEM_ERROR: "see the failed tries for error class and status; mend that service, then redrive",
+    OwnCode.TRY_LOST: "its worker died or hung in every try: read the workers' logs before a redrive",
+    OwnCode.INVALID_PAYLOAD: "the payload does not fit the handler's model: the producer must send a right one",
+    OwnCode.PAYLOAD_GONE: "its payload is past retention: the producer must send it again",
 }
 
 
@@ -42,26 +38,23 @@ class Verdict:
     non_retryable: bool = False
 
 
-def system_phrase(source: SourceSettings) -> str:
-    """Return what upstream hears instead of a reason that is not a handler's (spec section 8)."""
-    return source.report.system_error if source.report else ""
+def judge(error: Exception, handler: Handler[Any, Any], phrase: str) -> Verdict:
+    """Judge the error that ended a try; a message of an error that is not ours is neither kept nor told.
 
-
-def judge(error: Exception, handler: Handler[Any, Any], source: SourceSettings) -> Verdict:
-    """Judge the error that ended a try; a message of an error that is not ours is neither kept nor told."""
-    phrase = system_phrase(source)
+    ``phrase`` is what upstream hears instead (spec section 8).
+    """
     match error:
         case BusinessError():
             final = error.code in non_retryable_of(handler)
             return Verdict(error.code, error.reason, error.reason, non_retryable=final)
         case PayloadGone():
-            return Verdict(PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
+            return Verdict(OwnCode.PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
         case InvalidPayload():
             reason = "the payload does not fit the handler's model"
-            return Verdict(INVALID_PAYLOAD, reason, phrase, non_retryable=True)
+            return Verdict(OwnCode.INVALID_PAYLOAD, reason, phrase, non_retryable=True)
         case _:
             fault = fault_of(error)
-            return Verdict(SYSTEM_ERROR, str(fault), phrase, fault.error_class)
+            return Verdict(OwnCode.SYSTEM_ERROR, str(fault), phrase, fault.error_class)
 
 
 def hint_for(code: str | None, handlers: Iterable[Handler[Any, Any]]) -> str | None:

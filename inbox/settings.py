@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from inbox.errors import SettingsError
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
+SYSTEM_ERROR = "system error"
 TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -63,7 +64,7 @@ class ReportSettings(_Strict):
     token: SecretStr | None = None
     success: tuple[int, ...] = ()
     give_up_after: float = Field(default=GIVE_UP_AFTER, gt=0, description="seconds")
-    system_error: str = Field(default="system error", description="told instead of a reason that is not ours")
+    system_error: str = Field(default=SYSTEM_ERROR, description="told instead of a reason that is not ours")
 
 
 class SourceSettings(_Strict):
@@ -142,6 +143,11 @@ class Settings(BaseSettings):
             raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + 2")
         return self
 
+    def system_phrase(self, source: str) -> str:
+        """Return what upstream hears of ``source``'s messages instead of a reason that is not a handler's."""
+        found = self.source(source)
+        return found.report.system_error if found and found.report else SYSTEM_ERROR
+
     @property
     def task_queue(self) -> str:
         """The Temporal task queue: the inbox's name."""
@@ -178,4 +184,7 @@ def load_settings() -> Settings:
         raise SettingsError(_first_line(error)) from None
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"INBOX_CONFIG: {error}") from None
+    private = next((name for name, source in declared.sources.items() if source.private_ids), None)
+    if private and settings.id_key is None:
+        raise SettingsError(f"sources.{private}.private_ids: needs INBOX_ID_KEY, the key of the hash")
     return settings.model_copy(update={"declared": declared})

@@ -60,3 +60,15 @@ REPORT_RESULT = {
     ReportKind.CANNOT_RESEND: "N",
     ReportKind.CORRECTION: "Y",
 }
+
+
+class OwnCode(StrEnum):
+    """The codes that the inbox itself gives; every other is a handler's (spec section 8).
+
+    What stands behind them in a row is for operators; upstream hears a fixed phrase instead.
+    """
+
+    SYSTEM_ERROR = "SYSTEM_ERROR"
+    TRY_LOST = "TRY_LOST"
+    INVALID_PAYLOAD = "INVALID_PAYLOAD"
+    PAYLOAD_GONE = "PAYLOAD_GONE"

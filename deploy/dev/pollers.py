@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 
 from temporalio.api.enums.v1 import TaskQueueType
@@ -12,7 +13,7 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError
 
-TASK_QUEUE = "inbox"
+TASK_QUEUE = os.environ.get("INBOX_NAME", "inbox")  # the children inherit it
 _LIMIT = 5.0  # seconds for one question
 
 

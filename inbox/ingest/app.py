@@ -25,9 +25,10 @@ NOT_FOUND = HttpProblem(404, "not-found", "there is no such message")
 class Reader:
     """Reads the record. A source reads its own messages; the operator's token all of them, and the backlog."""
 
-    def __init__(self, database: Database, callers: Callers) -> None:
+    def __init__(self, database: Database, callers: Callers, settings: Settings) -> None:
         self._database = database
         self._callers = callers
+        self._settings = settings
 
     async def record(self, request: Request) -> Response:
         """GET /messages/{key}: the record, never the payload."""
@@ -48,7 +49,8 @@ class Reader:
         )
         if record is None:
             raise NOT_FOUND
-        return json_response(record_view(record))
+        phrase = None if own is None else self._settings.system_phrase(key.source)
+        return json_response(record_view(record, phrase))
 
     async def backlog(self, request: Request) -> Response:
         """GET /backlog: how many are waiting now."""
@@ -102,9 +104,9 @@ async def _http_error(_: Request, error: Exception) -> Response:
 def build_app(settings: Settings, database: Database, acceptor: Acceptor, revision: str) -> Starlette:
     """Return the ASGI application; ``revision`` is the schema it needs. Opens and closes nothing itself."""
     callers = Callers(settings)
-    reader = Reader(database, callers)
+    reader = Reader(database, callers, settings)
     health = Health(database, revision)
-    messages = MessagesDoor(acceptor, callers, settings.max_body)
+    messages = MessagesDoor(acceptor, callers, settings)
     routes = [
         Route("/messages", traced("/messages", messages), methods=["POST"]),
         Route("/messages/{key:path}", traced("/messages/{key}", reader.record), methods=["GET"]),
@@ -114,6 +116,6 @@ def build_app(settings: Settings, database: Database, acceptor: Acceptor, revisi
     ]
     legacy = settings.declared.legacy
     if legacy:
-        door = LegacyDoor(acceptor, callers, legacy, settings.max_body)
+        door = LegacyDoor(acceptor, callers, settings, legacy)
         routes.append(Route(legacy.path, traced(legacy.path, door), methods=["POST"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})

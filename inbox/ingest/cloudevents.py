@@ -21,6 +21,7 @@ from inbox.ingest.http import Callers, json_response, read_body, require_media_t
 from inbox.ingest.view import accepted_view, location
 from inbox.message import MAX_SEQUENCE
 from inbox.payload import STRUCTURED
+from inbox.settings import Settings
 from inbox.spans import span
 
 DIGITS = re.compile("[0-9]{1,19}")
@@ -96,16 +97,16 @@ def _producers_context(event: Mapping[str, Any]) -> Context | None:
 class MessagesDoor:
     """The endpoint."""
 
-    def __init__(self, acceptor: Acceptor, callers: Callers, max_body: int) -> None:
+    def __init__(self, acceptor: Acceptor, callers: Callers, settings: Settings) -> None:
         self._acceptor = acceptor
         self._callers = callers
-        self._max_body = max_body
+        self._settings = settings
 
     async def __call__(self, request: Request) -> Response:
         """Answer 202 for a new message, 200 for a duplicate; errors as problem documents."""
         sources = self._callers.sources(request)
         require_media_type(request, STRUCTURED)
-        body = await read_body(request, self._max_body)
+        body = await read_body(request, self._settings.max_body)
         event = parse_json(body)
         incoming = read_event(event, body)
         if incoming.source not in sources:
@@ -117,6 +118,5 @@ class MessagesDoor:
             here = trace.Link(trace.get_current_span().get_span_context())
             with span("accept", context=context, links=[here]):
                 found = await self._acceptor.accept(incoming)
-        return json_response(
-            accepted_view(incoming, found), 202 if found.created else 200, {"Location": location(incoming)}
-        )
+        view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
+        return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})

@@ -140,7 +140,8 @@ class Callers:
 
 def _bearer_hash(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token_hash(token.strip()) if scheme.lower() == "bearer" else ""
+    token = token.strip()
+    return token_hash(token) if scheme.lower() == "bearer" and token else ""
 
 
 def traced(route: str, endpoint: Endpoint) -> Endpoint:

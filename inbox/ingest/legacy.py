@@ -14,13 +14,13 @@ from inbox.ingest.content import content_hash, parse_json
 from inbox.ingest.http import Callers, as_problem, json_response, problem_response, read_body, require_media_type
 from inbox.ingest.view import accepted_view
 from inbox.message import check_text
-from inbox.settings import LegacySettings
+from inbox.settings import LegacySettings, Settings
 
 JSON = "application/json"
 REQUIRED = {"srvyDrawupNo": "id", "patno": "subject", "formCd": "type"}
 
 
-def read_survey_send(content: Any, body: bytes, settings: LegacySettings) -> Incoming:
+def read_survey_send(content: Any, body: bytes, contract: LegacySettings) -> Incoming:
     """Read the old contract's object. Raises Unreadable or Malformed, naming the field as the sender calls it."""
     if not isinstance(content, dict):
         raise Unreadable("", "the body is a JSON object")
@@ -30,9 +30,9 @@ def read_survey_send(content: Any, body: bytes, settings: LegacySettings) -> Inc
         check_text(limit_of, content[name], name=name)
     return Incoming(
         tenant="",
-        source=settings.source,
+        source=contract.source,
         id=content["srvyDrawupNo"],
-        type=settings.type,
+        type=contract.type,
         subject=content["patno"],
         sequence=None,
         content_type=JSON,
@@ -44,25 +44,26 @@ def read_survey_send(content: Any, body: bytes, settings: LegacySettings) -> Inc
 class LegacyDoor:
     """The endpoint: a fault of the message is 200 with N and the reason; any other is what it is."""
 
-    def __init__(self, acceptor: Acceptor, callers: Callers, settings: LegacySettings, max_body: int) -> None:
+    def __init__(self, acceptor: Acceptor, callers: Callers, settings: Settings, contract: LegacySettings) -> None:
         self._acceptor = acceptor
         self._callers = callers
         self._settings = settings
-        self._max_body = max_body
+        self._contract = contract
 
     async def __call__(self, request: Request) -> Response:
         """Answer 200 with the result header; 401, 403, 413, 415 and 503 so that the sender sees a failure."""
-        if self._settings.source not in self._callers.sources(request):
+        if self._contract.source not in self._callers.sources(request):
             raise UnknownSource("", "this token is not the old system's")
         require_media_type(request, JSON)
-        body = await read_body(request, self._max_body)
+        body = await read_body(request, self._settings.max_body)
         try:
-            incoming = read_survey_send(parse_json(body), body, self._settings)
+            incoming = read_survey_send(parse_json(body), body, self._contract)
             found = await self._acceptor.accept(incoming)
         except Refused as error:
             return self._refuse(error)
-        duplicate = "accepted before" if not found.created else "accepted"
-        return json_response(accepted_view(incoming, found), 200, self._headers("Y", duplicate))
+        view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
+        text = "accepted" if found.created else "accepted before"
+        return json_response(view, 200, self._headers("Y", text))
 
     def _refuse(self, error: InboxError) -> Response:
         response = problem_response(as_problem(error))
@@ -71,4 +72,4 @@ class LegacyDoor:
         return response
 
     def _headers(self, result: str, text: str) -> dict[str, str]:
-        return {self._settings.result_header: result, self._settings.message_header: quote(text)}
+        return {self._contract.result_header: result, self._contract.message_header: quote(text)}

@@ -7,9 +7,14 @@ from typing import Any
 
 from inbox.ingest.accept import Incoming
 from inbox.message import Key
-from inbox.states import Status
+from inbox.states import OwnCode, Status
 from inbox.store.reads import Record, Waiting
 from inbox.store.statements import Accepted
+
+
+def told(code: str | None, reason: str | None, phrase: str) -> str | None:
+    """Return a reason as upstream hears it: a handler's word for word, ``phrase`` for the inbox's own codes."""
+    return phrase if code in set(OwnCode) else reason
 
 
 def _ending(status: str, code: str | None, reason: str | None, outcome: Any) -> dict[str, Any]:
@@ -26,8 +31,12 @@ def location(incoming: Incoming) -> str:
     return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id)}"
 
 
-def accepted_view(incoming: Incoming, found: Accepted) -> dict[str, Any]:
-    """Return the answer to a delivery; a duplicate gets the first one's, with the row as it is now."""
+def accepted_view(incoming: Incoming, found: Accepted, phrase: str) -> dict[str, Any]:
+    """Return the answer to a delivery; a duplicate gets the first one's, with the row as it is now.
+
+    ``phrase`` stands for a reason that is not a handler's.
+    """
+    reason = told(found.last_code, found.last_reason, phrase)
     return {
         "source": incoming.source,
         "id": incoming.id,
@@ -35,12 +44,16 @@ def accepted_view(incoming: Incoming, found: Accepted) -> dict[str, Any]:
         "duplicate": not found.created,
         "workflowId": found.workflow_id,
         "receivedAt": found.received_at,
-        **_ending(found.status, found.last_code, found.last_reason, found.outcome),
+        **_ending(found.status, found.last_code, reason, found.outcome),
     }
 
 
-def record_view(record: Record) -> dict[str, Any]:
-    """Return the record of one message."""
+def record_view(record: Record, phrase: str | None = None) -> dict[str, Any]:
+    """Return the record of one message, with reasons as they are kept: for operators.
+
+    For its source, ``phrase`` stands for a reason that is not a handler's.
+    """
+    reason = record.last_reason if phrase is None else told(record.last_code, record.last_reason, phrase)
     return {
         "tenant": record.tenant,
         "source": record.source,
@@ -51,7 +64,7 @@ def record_view(record: Record) -> dict[str, Any]:
         "tries": record.tries - record.tries_before,
         "maxTries": record.max_tries,
         "lastCode": record.last_code,
-        "lastReason": record.last_reason,
+        "lastReason": reason,
         "nextTryAt": record.next_try_at,
         "heldSince": record.held_since,
         "parked": record.parked,
@@ -62,7 +75,7 @@ def record_view(record: Record) -> dict[str, Any]:
         "receivedAt": record.received_at,
         "updatedAt": record.updated_at,
         "closedAt": record.closed_at,
-        **_ending(record.status, record.last_code, record.last_reason, record.outcome),
+        **_ending(record.status, record.last_code, reason, record.outcome),
     }
 
 

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from inbox.store.engine import Statement
 from inbox.store.statements import Fenced
 
+# The lock order: the message's row before its report's.
+MESSAGE_FIRST = """
+        SELECT m.id FROM inbox.message m JOIN inbox.report r ON r.message = m.id
+         WHERE r.id = %(id)s FOR NO KEY UPDATE OF m"""
+
 
 @dataclass(frozen=True)
 class Sending:
@@ -25,11 +30,13 @@ class Sending:
 BEGIN_REPORT = Statement(
     "begin report",
     Sending,
-    """
-    WITH sending AS (
-        UPDATE inbox.report SET state = 'SENDING', tries = tries + 1, updated_at = now(), next_try_at = NULL
-         WHERE id = %(id)s AND closed_at IS NULL
-        RETURNING *
+    f"""
+    WITH held AS ({MESSAGE_FIRST}), sending AS (
+        UPDATE inbox.report r
+           SET state = 'SENDING', tries = tries + 1, updated_at = now(), next_try_at = NULL
+          FROM held h
+         WHERE r.id = %(id)s AND r.message = h.id AND closed_at IS NULL
+        RETURNING r.*
     ), shown AS (
         UPDATE inbox.message m SET report_state = 'SENDING' FROM sending s
          WHERE m.id = s.message AND s.tries = 1
@@ -54,13 +61,14 @@ DELAY_REPORT = Statement(
 CLOSE_REPORT = Statement(
     "close report",
     Fenced,
-    """
-    WITH closed AS (
-        UPDATE inbox.report
+    f"""
+    WITH held AS ({MESSAGE_FIRST}), closed AS (
+        UPDATE inbox.report r
            SET state = %(state)s, closed_at = now(), updated_at = now(), due_at = NULL, next_try_at = NULL,
                sent_at = CASE WHEN %(state)s = 'SENT' THEN now() END
-         WHERE id = %(id)s AND closed_at IS NULL
-        RETURNING *
+          FROM held h
+         WHERE r.id = %(id)s AND r.message = h.id AND closed_at IS NULL
+        RETURNING r.*
     ), next AS (
         UPDATE inbox.report r SET due_at = now(), dispatched_at = NULL
          WHERE r.id = (SELECT n.id FROM inbox.report n JOIN closed c ON n.message = c.message

@@ -1,0 +1,41 @@
+"""The annotated example is what it says: valid, complete, and showing the defaults."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from handlers.survey_send.clients import SurveySendSettings
+from inbox.settings import DispatchSettings, LegacySettings, ReportSettings, Sources, SourceSettings, Timeouts
+
+TEXT = (Path(__file__).parents[2] / "deploy/inbox.example.toml").read_text()
+EXAMPLE = tomllib.loads(TEXT)
+SHOWN: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (SourceSettings, EXAMPLE["sources"]["hospital"]),
+    (ReportSettings, EXAMPLE["sources"]["hospital"]["report"]),
+    (LegacySettings, EXAMPLE["legacy"]),
+    (DispatchSettings, EXAMPLE["dispatch"]),
+    (Timeouts, EXAMPLE["timeouts"]),
+    (SurveySendSettings, EXAMPLE["handlers"]["survey_send"]),
+]
+OWN = {"types", "tokens", "zone", "url", "report"}  # no default, or shown with a value of the case
+
+
+def test_it_is_accepted() -> None:
+    assert set(Sources.model_validate(EXAMPLE).sources) == {"hospital"}
+    SurveySendSettings.model_validate(EXAMPLE["handlers"]["survey_send"])
+
+
+def test_every_setting_is_in_it() -> None:
+    assert set(Sources.model_fields) == set(EXAMPLE)
+    for model, table in SHOWN:
+        missing = {name for name in model.model_fields if name not in table and f"# {name} =" not in TEXT}
+        assert missing == set(), model.__name__
+
+
+def test_what_it_shows_are_the_defaults() -> None:
+    for model, table in SHOWN:
+        for name in table.keys() - OWN:
+            default = model.model_fields[name].default
+            assert table[name] == (list(default) if isinstance(default, tuple) else default), name
