@@ -18,6 +18,7 @@ from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 from temporalio.workflow import SandboxImportNotificationPolicy
 
+from activities.bury import BuryActivity
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
 from inbox.dispatch import Dispatcher
@@ -46,13 +47,14 @@ def build_worker(
     """Return the Temporal worker with everything that it needs injected."""
     identity = f"{os.getpid()}@{socket.gethostname()}"
     register = RegisterActivity(database, handlers, settings, identity, dispatcher.nudge)
+    burial = BuryActivity(database, handlers.values(), settings, dispatcher.nudge)
     reports = ReportActivities(database, handlers, settings, http, dispatcher.nudge)
     return Worker(
         client,
         task_queue=settings.task_queue,
         identity=identity,
         workflows=[ProcessMessage, SendReport],
-        activities=[register.register, reports.send, reports.give_up],
+        activities=[register.register, burial.bury, reports.send, reports.give_up],
         max_concurrent_activities=settings.activities,
         # 0, the default, would fail running tries at every deploy.
         graceful_shutdown_timeout=timedelta(seconds=settings.declared.timeouts.graceful_shutdown),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
@@ -14,12 +14,13 @@ from zoneinfo import ZoneInfo
 from psycopg.types.json import Jsonb
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError
 
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.errors import NotServed, StaleTry, StoreUnavailable
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
-from inbox.references import GONE, RegisterInput, RegisterResult
+from inbox.references import GONE, OVERTAKEN, TRIED, RegisterInput, RegisterResult, Tried
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OwnCode, Status
@@ -64,6 +65,8 @@ class RegisterActivity:
                         return await self._try(claimed, handler, source)
                     case Claimed(answer="EXHAUSTED"):
                         return await self._exhausted(claimed, source)
+                    case Claimed(answer="OVERTAKEN"):
+                        return RegisterResult(OVERTAKEN)
                     case _:  # closed, or a later attempt holds it
                         return await self._closed(work)
             except StaleTry:
@@ -91,6 +94,7 @@ class RegisterActivity:
                 "run_id": info.workflow_run_id,
                 "first_run_id": work.first_run_id,
                 "began_at": info.started_time,
+                "asked": work.generation,
             },
         )
 
@@ -152,16 +156,25 @@ class RegisterActivity:
         ended = await self._database.one(FAIL, _fence(claimed) | record)
         if ended is None:  # overtaken; or the bundle's commit, whose answer was lost, had taken effect
             raise StaleTry
-        text = f"try {ended.tries - ended.tries_before} of {ended.max_tries}"
+        number = ended.tries - ended.tries_before
+        text = f"try {number} of {ended.max_tries}"
         if ended.status == Status.DEAD:
             self._owed()
             self._raise_dead(text, verdict.code)
+        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay))
         raise ApplicationError(
             text,
             type=verdict.code,
             next_retry_delay=timedelta(seconds=delay),
             category=ApplicationErrorCategory.BENIGN,
         ) from None
+
+    async def _tell(self, tried: Tried) -> None:
+        """Tell the workflow of a failed try, for the operators who look at it; if it cannot be told, they see less."""
+        info = activity.info()
+        handle = activity.client().get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
+        with suppress(RPCError, RuntimeError):
+            await handle.signal(TRIED, tried, rpc_timeout=timedelta(seconds=self._settings.declared.timeouts.rpc))
 
     async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
         """Bury a row that reached its limit without a verdict: its last try was lost, or the limit lowered."""
@@ -186,15 +199,18 @@ class RegisterActivity:
         if row is None:
             return RegisterResult(GONE)
         if row.status in CLOSED:
-            return RegisterResult(row.status, row.last_code, hint_for(row.last_code, self._handlers.values()))
+            return RegisterResult(row.status, row.last_code, self._hint(row.last_code))
         raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
+
+    def _hint(self, code: str | None) -> str | None:
+        return hint_for(code, self._handlers.values())
 
     def _raise_dead(self, text: str, code: str | None) -> NoReturn:
         raise ApplicationError(
             text,
             Status.DEAD.value,
             code,
-            hint_for(code, self._handlers.values()),
+            self._hint(code),
             type=code,
             non_retryable=True,
             category=ApplicationErrorCategory.BENIGN,

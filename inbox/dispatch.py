@@ -58,7 +58,9 @@ class Route:
 
 def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
     timeouts = settings.declared.timeouts
-    return ProcessMessageInput(row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat)
+    return ProcessMessageInput(
+        row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat, row.generation
+    )
 
 
 def _send_report(settings: Settings, row: Leased) -> SendReportInput:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 PROCESS_MESSAGE = "ProcessMessage"
 SEND_REPORT = "SendReport"
 WAKE = "wake"
-# A result's status where the row no longer exists (purged, say).
+TRIED = "tried"
+# Statuses of a result beside the row's own: the row no longer exists (purged, say); or it was redriven, and the
+# wake that says so is on its way.
 GONE = "GONE"
+OVERTAKEN = "OVERTAKEN"
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,42 @@ class ProcessMessageInput:
     type: str
     start_to_close: float
     heartbeat: float
+    generation: int = 1
 
 
 @dataclass(frozen=True)
 class RegisterInput:
-    """What a try is told; ``first_run_id`` is the first run of the workflow's chain, for the record."""
+    """What a try is told: the row, and the generation that it may work on.
+
+    ``first_run_id`` is the first run of the workflow's chain, for the record.
+    """
 
     message: int
     source: str
     type: str
     first_run_id: str
+    generation: int = 1
+
+
+@dataclass(frozen=True)
+class BuryInput:
+    """Which generation of a row to close as DEAD, and with which code."""
+
+    message: int
+    source: str
+    generation: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A failed try, as it tells its workflow, for operators: try ``number`` of ``limit``, the next in seconds."""
+
+    number: int
+    limit: int
+    code: str
+    hint: str | None
+    next_in: float
 
 
 @dataclass(frozen=True)

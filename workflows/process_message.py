@@ -1,12 +1,26 @@
 """ProcessMessage: one message, keyed by its ID, until its row is closed (spec section 7)."""
 
+import asyncio
 from datetime import timedelta
+from functools import partial
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from inbox.references import GONE, PROCESS_MESSAGE, WAKE, ProcessMessageInput, RegisterInput, RegisterResult
+    from inbox.references import (
+        GONE,
+        OVERTAKEN,
+        PROCESS_MESSAGE,
+        TRIED,
+        WAKE,
+        BuryInput,
+        ProcessMessageInput,
+        RegisterInput,
+        RegisterResult,
+        Tried,
+    )
+    from workflows import details
     from workflows.policies import CODE, QUICK, STATUS
 
 DEAD = "DEAD"
@@ -18,42 +32,85 @@ OPEN = RegisterResult("OPEN")
 class ProcessMessage:
     """Runs ``register`` until the row says that it is closed; ends Failed, with the code, where it is DEAD."""
 
-    def __init__(self) -> None:
+    @workflow.init
+    def __init__(self, message: ProcessMessageInput) -> None:
+        self._message = message
+        self._generation = message.generation
         self._wakes = 0
+        self._trying: workflow.ActivityHandle[RegisterResult] | None = None
+        self._key = workflow.info().workflow_id.partition("/")[2]
+        workflow.set_current_details(details.open_message(self._key))
 
     @workflow.signal(name=WAKE)
-    def wake(self, _generation: int) -> None:
+    def wake(self, generation: int) -> None:
         """Re-read the row: it was made due again (redriven, released, or not heard of for long)."""
         self._wakes += 1
+        self._generation = max(self._generation, generation)
+
+    @workflow.signal(name=TRIED)
+    def tried(self, failed: Tried) -> None:
+        """Show operators what the last try failed of, and when the next one is due."""
+        workflow.upsert_search_attributes([STATUS.value_set("FAILED"), CODE.value_set(failed.code)])
+        workflow.set_current_details(details.failed_message(self._key, failed))
+
+    @workflow.update
+    async def discard(self) -> RegisterResult:
+        """Close the row as DEAD, code DISCARDED, whatever its try is at; return what the row says then.
+
+        Takes no text: an operator's words go through the command line into the row.
+        """
+        buried = await self._bury("DISCARDED")
+        if self._trying is not None:
+            self._trying.cancel()  # its next attempt would only find the row closed, and may be a minute away
+        return buried
 
     @workflow.run
-    async def run(self, message: ProcessMessageInput) -> RegisterResult:
+    async def run(self, _: ProcessMessageInput) -> RegisterResult:
         """Return how the row was closed. Raises ApplicationError with the row's code where it is DEAD."""
         while True:
             seen = self._wakes
-            result = await self._register(message)
+            try:
+                result = await self._register()
+                if result.status == OVERTAKEN:
+                    await workflow.wait_condition(partial(self._woken_since, seen))
+            except asyncio.CancelledError:
+                result = await self._bury("CANCELLED")
             # A wake that came meanwhile may mean a redrive of what was just closed: never end with one unread.
-            if result.status in ENDED and self._wakes == seen:
+            if result.status in ENDED and not self._woken_since(seen) and workflow.all_handlers_finished():
                 break
+        workflow.set_current_details(details.closed_message(self._key, result))
         if result.status == DEAD:
-            self._show_dead(result)
+            workflow.upsert_search_attributes([STATUS.value_set(DEAD), CODE.value_set(result.code or "")])
             raise ApplicationError(f"DEAD: {result.code}", type=result.code, non_retryable=True)
         return result
 
-    async def _register(self, message: ProcessMessageInput) -> RegisterResult:
+    def _woken_since(self, seen: int) -> bool:
+        return self._wakes != seen
+
+    async def _register(self) -> RegisterResult:
         """Run tries until one closes the row; Temporal does the retrying."""
+        message = self._message
+        self._trying = workflow.start_activity(
+            "register",
+            RegisterInput(
+                message.message,
+                message.source,
+                message.type,
+                workflow.info().first_execution_run_id,
+                self._generation,
+            ),
+            result_type=RegisterResult,
+            start_to_close_timeout=timedelta(seconds=message.start_to_close),
+            heartbeat_timeout=timedelta(seconds=message.heartbeat),
+            retry_policy=QUICK,
+            summary=f"{message.type} from {message.source}",
+        )
         try:
-            result: RegisterResult = await workflow.execute_activity(
-                "register",
-                RegisterInput(message.message, message.source, message.type, workflow.info().first_execution_run_id),
-                result_type=RegisterResult,
-                start_to_close_timeout=timedelta(seconds=message.start_to_close),
-                heartbeat_timeout=timedelta(seconds=message.heartbeat),
-                retry_policy=QUICK,
-                summary=f"{message.type} from {message.source}",
-            )
-            return result
+            return await self._trying
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                # With the execution; or by a discard, which has closed the row already.
+                raise asyncio.CancelledError from None
             match error.cause:
                 case ApplicationError(details=(status, code, hint)) if status == DEAD:
                     return RegisterResult(DEAD, code, hint)
@@ -62,11 +119,18 @@ class ProcessMessage:
                     # the row decides, and counts.
                     return OPEN
             raise
+        finally:
+            self._trying = None
 
-    def _show_dead(self, result: RegisterResult) -> None:
-        workflow.upsert_search_attributes([STATUS.value_set(DEAD), CODE.value_set(result.code or "")])
-        hint = f"\n\n{result.hint}" if result.hint else ""
-        workflow.set_current_details(
-            f"**DEAD**: `{result.code}`{hint}\n\nRedrive it when the cause is mended: "
-            f"`inbox redrive {workflow.info().workflow_id.partition('/')[2]}`"
+    async def _bury(self, code: str) -> RegisterResult:
+        """Close the row as DEAD where it is open; return what it says in the end."""
+        message = self._message
+        buried: RegisterResult = await workflow.execute_activity(
+            "bury",
+            BuryInput(message.message, message.source, self._generation, code),
+            result_type=RegisterResult,
+            start_to_close_timeout=timedelta(seconds=message.start_to_close),
+            retry_policy=QUICK,
+            summary=code,
         )
+        return buried

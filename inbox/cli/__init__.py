@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, NoReturn
 
 import sqlalchemy.exc
@@ -17,7 +17,9 @@ from temporalio.service import RPCError
 
 from inbox.errors import InboxError, SettingsError, StoreUnavailable, fault_of
 from inbox.logs import configure_logging
+from inbox.message import Key
 from inbox.settings import Settings, load_settings
+from inbox.store.engine import Database
 
 app = typer.Typer(
     name="inbox",
@@ -101,6 +103,53 @@ def migrate(
     except (InboxError, RPCError) as error:
         raise _fail(f"search attributes: {error}", FAILED) from None
     typer.echo(f"search attributes registered: {', '.join(added) or 'all were there'}")
+
+
+def _operate(work: Callable[[Database], Coroutine[Any, Any, None]], settings: Settings) -> None:
+    """Run one piece of an operator's work on a connection of its own."""
+
+    async def run() -> None:
+        database = Database(settings.database_url.get_secret_value(), size=2, name=f"{settings.name}-operator")
+        await database.open()
+        try:
+            await work(database)
+        finally:
+            await database.close()
+
+    _run(run())
+
+
+KeyArgument = Annotated[str, typer.Argument(help="source/id or tenant/source/id, parts percent-encoded")]
+
+
+@app.command()
+def redrive(keys: Annotated[list[str], typer.Argument(help="source/id …, parts percent-encoded")]) -> None:
+    """Send DEAD messages through again, each as a new generation with all its tries."""
+    from inbox.burial import redrive as send_through
+
+    configure_logging("ERROR")
+
+    async def work(database: Database) -> None:
+        for key in keys:
+            await send_through(database, Key.parse(key))
+            typer.echo(f"{key}: due again")
+
+    _operate(work, _settings())
+
+
+@app.command()
+def discard(key: KeyArgument, reason: Annotated[str, typer.Option(help="kept in the row, for operators")]) -> None:
+    """Close an open message as DEAD, code DISCARDED."""
+    from inbox.burial import discard as close
+
+    configure_logging("ERROR")
+    settings = _settings()
+
+    async def work(database: Database) -> None:
+        await close(database, settings, Key.parse(key), reason)
+        typer.echo(f"{key}: DEAD")
+
+    _operate(work, settings)
 
 
 @app.command()

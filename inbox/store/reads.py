@@ -11,6 +11,8 @@ from inbox.store.engine import Statement
 class Record:
     """The record as its producer and operators read it (never the payload)."""
 
+    id: int
+    generation: int
     tenant: str
     source: str
     message_id: str
@@ -41,9 +43,9 @@ READ_RECORD = Statement(
     "read record",
     Record,
     """
-    SELECT tenant, source, message_id, edition, type, status, tries, tries_before, max_tries, last_code, last_reason,
-           next_try_at, held_behind, held_since, parked, duplicates, workflow_id, traceparent, outcome, report_state,
-           received_at, updated_at, closed_at
+    SELECT id, generation, tenant, source, message_id, edition, type, status, tries, tries_before, max_tries, last_code,
+           last_reason, next_try_at, held_behind, held_since, parked, duplicates, workflow_id, traceparent, outcome,
+           report_state, received_at, updated_at, closed_at
       FROM inbox.message
      WHERE tenant = %(tenant)s AND source = %(source)s AND message_id = %(message_id)s
        AND (%(edition)s::int IS NULL OR edition = %(edition)s)

@@ -97,7 +97,8 @@ class Claimed:
 
 
 # Claim and load: an open row becomes PROCESSING and one try is spent, in one conditional UPDATE. No row returned: it
-# is closed. EXHAUSTED: its tries are used (nothing is changed). SUPERSEDED: a later attempt of Temporal's holds it, so
+# is closed. EXHAUSTED: its tries are used (nothing is changed). OVERTAKEN: it was redriven, and this try belongs to
+# the generation before (nothing is changed). SUPERSEDED: a later attempt of Temporal's holds it, so
 # this one is a zombie (nothing is changed). A row found PROCESSING by a later attempt lost its last try: that try's
 # line is written in the same statement. ``claim_began_at`` is Temporal's start of the attempt that holds the row.
 CLAIM = Statement(
@@ -105,7 +106,8 @@ CLAIM = Statement(
     Claimed,
     """
     WITH before AS (
-        SELECT *, CASE WHEN claim_began_at > %(began_at)s THEN 'SUPERSEDED'
+        SELECT *, CASE WHEN generation <> %(asked)s THEN 'OVERTAKEN'
+                       WHEN claim_began_at > %(began_at)s THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
                        ELSE 'CLAIMED' END AS answer
           FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
@@ -114,7 +116,7 @@ CLAIM = Statement(
                                    trace_id)
         SELECT id, tries, generation, updated_at, now(), 'TRY_LOST', 'no answer from its worker', claimed_by,
                claimed_run_id, split_part(traceparent, '-', 2)
-          FROM before WHERE status = 'PROCESSING' AND answer <> 'SUPERSEDED'
+          FROM before WHERE status = 'PROCESSING' AND answer IN ('CLAIMED', 'EXHAUSTED')
         ON CONFLICT DO NOTHING
     ), claimed AS (
         UPDATE inbox.message m
@@ -232,6 +234,27 @@ FAIL = Statement(
     ), owed AS ({_owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM failed""",
+)
+
+# A DEAD row begins a generation: due at once, its tries counted from here, the last words about it kept. A report that
+# nobody heard is withdrawn with it. No row returned: it is not DEAD.
+REDRIVE = Statement(
+    "redrive",
+    Fenced,
+    """
+    WITH redriven AS (
+        UPDATE inbox.message
+           SET status = 'RECEIVED', generation = generation + 1, tries_before = tries, closed_at = NULL,
+               dead_at = NULL, parked = false, due_at = now(), dispatched_at = NULL, run_id = NULL,
+               updated_at = now(),
+               report_state = CASE WHEN report_state = 'OWED' THEN 'WITHDRAWN' ELSE report_state END
+         WHERE id = %(id)s AND status = 'DEAD'
+        RETURNING id
+    ), withdrawn AS (
+        UPDATE inbox.report r SET state = 'WITHDRAWN', closed_at = now(), due_at = NULL, updated_at = now()
+          FROM redriven d WHERE r.message = d.id AND r.state = 'OWED'
+    )
+    SELECT id FROM redriven""",
 )
 
 # DEAD from any open state of one generation (and, where ``tries`` is given, only if no try followed), with the report

@@ -1,0 +1,48 @@
+"""Bury: close a row as DEAD because an operator wants it closed (spec section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.verdict import hint_for
+from inbox.burial import bury
+from inbox.errors import StoreUnavailable
+from inbox.handler import Handler
+from inbox.references import GONE, BuryInput, RegisterResult
+from inbox.settings import Settings
+from inbox.store.engine import Database
+
+
+class BuryActivity:
+    """Holds what it needs. ``owed`` is called once a report was committed."""
+
+    def __init__(
+        self,
+        database: Database,
+        handlers: Iterable[Handler[Any, Any]],
+        settings: Settings,
+        owed: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._handlers = handlers
+        self._settings = settings
+        self._owed = owed
+
+    @activity.defn(name="bury")
+    async def bury(self, work: BuryInput) -> RegisterResult:
+        """Close one generation of a row where it is open, and return what the row says in the end.
+
+        Raises ApplicationError, retryable, while Postgres is away.
+        """
+        try:
+            standing = await bury(self._database, self._settings, work, "by an operator, in Temporal")
+        except StoreUnavailable as error:
+            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
+        self._owed()
+        if standing is None:
+            return RegisterResult(GONE)
+        return RegisterResult(standing.status, standing.last_code, hint_for(standing.last_code, self._handlers))
