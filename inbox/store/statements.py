@@ -258,19 +258,30 @@ REDRIVE = Statement(
 )
 
 # DEAD from any open state of one generation (and, where ``tries`` is given, only if no try followed), with the report
-# owed; a closed row is left as it is.
+# owed and a line for the try that it cut off; a closed row is left as it is.
 BURY = Statement(
     "bury",
     Ended,
     f"""
-    WITH buried AS (
-        UPDATE inbox.message
+    WITH before AS (
+        SELECT id, status, updated_at FROM inbox.message
+         WHERE id = %(id)s AND generation = %(generation)s AND closed_at IS NULL
+           AND (%(tries)s::int IS NULL OR tries = %(tries)s)
+           FOR UPDATE
+    ), buried AS (
+        UPDATE inbox.message m
            SET status = 'DEAD', last_code = %(code)s, last_reason = %(reason)s, updated_at = now(),
                closed_at = now(), dead_at = now(), due_at = NULL, next_try_at = NULL, held_behind = NULL,
                held_since = NULL, report_state = CASE WHEN %(reports)s THEN 'OWED' ELSE report_state END
-         WHERE id = %(id)s AND generation = %(generation)s AND closed_at IS NULL
-           AND (%(tries)s::int IS NULL OR tries = %(tries)s)
-        RETURNING *
+          FROM before b WHERE m.id = b.id
+        RETURNING m.*
+    ), line AS (
+        INSERT INTO inbox.attempt (message, number, generation, began_at, ended_at, code, reason, worker, run_id,
+                                   trace_id)
+        SELECT u.id, u.tries, u.generation, b.updated_at, now(), %(code)s, %(reason)s, u.claimed_by,
+               u.claimed_run_id, split_part(u.traceparent, '-', 2)
+          FROM buried u JOIN before b ON b.id = u.id WHERE b.status = 'PROCESSING'
+        ON CONFLICT DO NOTHING
     ), owed AS ({_owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM buried""",

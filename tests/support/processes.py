@@ -17,6 +17,7 @@ import tomlkit
 
 from inbox.settings import token_hash
 from tests.support.stack import TOKENS, Stack
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,3 +71,12 @@ async def process(
 async def died(running: asyncio.subprocess.Process, limit: float = 30) -> None:
     """Wait until a process has killed itself."""
     assert await asyncio.wait_for(running.wait(), limit) == -signal.SIGKILL
+
+
+async def stopped(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+    """Wait until a process has stopped itself (SIGSTOP)."""
+
+    async def state() -> str:
+        return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    await eventually(state, lambda found: found == "T", limit)
