@@ -16,8 +16,9 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
+from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
-from inbox.errors import NotServed, StaleTry, StoreUnavailable
+from inbox.errors import NotServed, StaleTry
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, OVERTAKEN, TRIED, RegisterInput, RegisterResult, Tried
@@ -56,6 +57,10 @@ class RegisterActivity:
         row is left DEAD non-retryable, with status, code and hint as details; and a plain retryable one where no
         try was spent or its end could not be recorded.
         """
+        with codes_only():
+            return await self._register(work)
+
+    async def _register(self, work: RegisterInput) -> RegisterResult:
         async with _heartbeats(self._settings.declared.timeouts.heartbeat / HEARTBEATS):
             try:
                 handler, source = self._served(work)
@@ -71,8 +76,6 @@ class RegisterActivity:
                         return await self._closed(work)
             except StaleTry:
                 return await self._closed(work)
-            except (NotServed, StoreUnavailable) as error:
-                raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
     def _served(self, work: RegisterInput) -> tuple[Handler[Any, Any], SourceSettings]:
         source = self._settings.source(work.source)

@@ -14,7 +14,8 @@ from opentelemetry import propagate, trace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from inbox.errors import StoreUnavailable, fault_of
+from activities.failures import codes_only
+from inbox.errors import NotServed, fault_of
 from inbox.handler import Handler, Report, reporter_of
 from inbox.references import ReportInput
 from inbox.settings import ReportSettings, Settings
@@ -52,7 +53,7 @@ class ReportActivities:
         Raises ApplicationError, retryable, with the next call's delay: growing with the report's tries, or what
         Retry-After asks for.
         """
-        try:
+        with codes_only():
             settings = self._reporting(work)
             sending = await self._database.one(BEGIN_REPORT, {"id": work.report})
             if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
@@ -61,17 +62,13 @@ class ReportActivities:
             if response is None or not _is_success(response, settings):
                 await self._delay(sending, response)
             await self._close(work, ReportState.SENT)
-        except StoreUnavailable as error:
-            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
     @activity.defn(name="give_up_report")
     async def give_up(self, work: ReportInput) -> None:
         """Close the report as GIVEN_UP. Raises ApplicationError, retryable, while Postgres is away."""
         log.error("a report was given up: upstream did not take it in time", extra={"source": work.source})
-        try:
+        with codes_only():
             await self._close(work, ReportState.GIVEN_UP)
-        except StoreUnavailable as error:
-            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
     def _reporting(self, work: ReportInput) -> ReportSettings:
         source = self._settings.source(work.source)
@@ -79,7 +76,7 @@ class ReportActivities:
             log.error(
                 "a report waits: this worker has no report settings for its source", extra={"source": work.source}
             )
-            raise ApplicationError("NotServed", type="NotServed")
+            raise NotServed
         return source.report
 
     async def _call(self, sending: Sending, settings: ReportSettings) -> httpx.Response | None:
@@ -101,8 +98,8 @@ class ReportActivities:
             propagate.inject(headers)
             body = reporter_of(self._handlers.get(sending.type)).body(report)
             try:
-                response = await self._client.post(settings.url, json=body, headers=headers, timeout=CALL)
-            except httpx.HTTPError as error:
+                response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=CALL)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 current.set_attribute("error.type", fault_of(error).error_class)
                 log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
                 return None

@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as PydanticSettingsError
 
-from inbox.errors import SettingsError
+from inbox.errors import Malformed, SettingsError
+from inbox.message import check_text
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
 SYSTEM_ERROR = "system error"
 TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
+Seconds = Annotated[float, Field(ge=0.01, le=10 * 365 * 24 * 3600, allow_inf_nan=False)]
+
+
 def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError("not a time zone of the IANA database") from error
     return name
 
@@ -38,15 +43,15 @@ class _Strict(BaseModel):
 class Timeouts(_Strict):
     """Seconds; each must be shorter than the next (spec section 7)."""
 
-    lock: float = 3
-    heartbeat: float = 5
-    statement: float = 10
-    transaction: float = 20
-    start_to_close: float = 30
-    graceful_shutdown: float = 40
-    connect: float = 3
-    rpc: float = 5
-    lease: float = 30
+    lock: Seconds = 3
+    heartbeat: Seconds = 5
+    statement: Seconds = 10
+    transaction: Seconds = 20
+    start_to_close: Seconds = 30
+    graceful_shutdown: Seconds = 40
+    connect: Seconds = 3
+    rpc: Seconds = 5
+    lease: Seconds = 30
 
     @model_validator(mode="after")
     def _in_order(self) -> Timeouts:
@@ -60,10 +65,10 @@ class Timeouts(_Strict):
 class ReportSettings(_Strict):
     """Where a source's notices go: ``url`` takes a POST; success is any 2xx unless ``success`` lists statuses."""
 
-    url: str
+    url: HttpUrl
     token: SecretStr | None = None
     success: tuple[int, ...] = ()
-    give_up_after: float = Field(default=GIVE_UP_AFTER, gt=0, description="seconds")
+    give_up_after: Seconds = GIVE_UP_AFTER
     system_error: str = Field(default=SYSTEM_ERROR, description="told instead of a reason that is not ours")
 
 
@@ -74,7 +79,7 @@ class SourceSettings(_Strict):
     tokens: tuple[TokenHash, ...] = ()
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
-    retry_interval: float = Field(default=60, gt=0)
+    retry_interval: Seconds = 60
     zone: Annotated[str, AfterValidator(_zone)] = "UTC"
     private_ids: bool = False
     report: ReportSettings | None = None
@@ -97,11 +102,11 @@ class DispatchSettings(_Strict):
     ``concurrency``: starts under way at once; ``again``: after how long a started row falls due again.
     """
 
-    tick: float = 1
+    tick: Seconds = 1
     share: int = Field(default=50, ge=1)
     cap: int = Field(default=200, ge=1)
     concurrency: int = Field(default=20, ge=1)
-    again: float = 15 * 60
+    again: Seconds = 15 * 60
 
 
 class Sources(_Strict):
@@ -114,9 +119,21 @@ class Sources(_Strict):
     handlers: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _legacy_source_exists(self) -> Sources:
-        if self.legacy and self.legacy.source not in self.sources:
-            raise ValueError(f"legacy.source names {self.legacy.source!r}, which is not among the sources")
+    def _names_fit(self) -> Sources:
+        for name in self.sources:
+            try:
+                check_text("source", name)
+            except Malformed as error:
+                raise ValueError(f"a source's name {error.detail}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _legacy_source_takes_it(self) -> Sources:
+        legacy = self.legacy
+        if legacy and legacy.source not in self.sources:
+            raise ValueError(f"legacy.source names {legacy.source!r}, which is not among the sources")
+        if legacy and legacy.type not in self.sources[legacy.source].types:
+            raise ValueError(f"legacy.type {legacy.type!r} is not among the types of sources.{legacy.source}")
         return self
 
 
@@ -134,7 +151,7 @@ class Settings(BaseSettings):
     operator_tokens: tuple[TokenHash, ...] = ()
     pool: int = Field(default=12, ge=4)
     activities: int = Field(default=10, ge=1)
-    max_body: int = 1024 * 1024
+    max_body: int = Field(default=1024 * 1024, ge=1)
     declared: Sources = Field(default_factory=Sources, exclude=True)
 
     @model_validator(mode="after")
@@ -182,7 +199,9 @@ def load_settings() -> Settings:
         declared = Sources.model_validate(tomllib.loads(settings.config.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise SettingsError(_first_line(error)) from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except PydanticSettingsError as error:  # a list that is not JSON; its text names the variable, not the value
+        raise SettingsError(str(error)) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"INBOX_CONFIG: {error}") from None
     private = next((name for name, source in declared.sources.items() if source.private_ids), None)
     if private and settings.id_key is None:

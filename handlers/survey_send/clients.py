@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import httpx
 from opentelemetry import propagate
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, TypeAdapter, ValidationError
 
 from inbox.handler import BusinessError
 
@@ -23,7 +23,7 @@ class SurveySendSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str
+    url: HttpUrl
     lookup_ttl: float = Field(default=300, gt=0, description="seconds")
 
 
@@ -61,7 +61,7 @@ class Hospital:
     """Calls the services. Raises httpx.HTTPError or BadAnswer for system errors."""
 
     def __init__(self, settings: SurveySendSettings) -> None:
-        self._client = httpx.AsyncClient(base_url=settings.url, timeout=TIMEOUT)
+        self._client = httpx.AsyncClient(base_url=str(settings.url), timeout=TIMEOUT)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +20,22 @@ from inbox.settings import Settings
 from inbox.store.engine import Database
 from inbox.store.reads import READ_BACKLOG, READ_RECORD, READ_REVISION
 
+
+class _AnyConvertor(Convertor[str]):
+    """A rest of a path with anything in it: ``path`` stops at a line feed, and an ID may hold one."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+
+register_url_convertor("any", _AnyConvertor())
 NOT_FOUND = HttpProblem(404, "not-found", "there is no such message")
 
 
@@ -109,7 +126,7 @@ def build_app(settings: Settings, database: Database, acceptor: Acceptor, revisi
     messages = MessagesDoor(acceptor, callers, settings)
     routes = [
         Route("/messages", traced("/messages", messages), methods=["POST"]),
-        Route("/messages/{key:path}", traced("/messages/{key}", reader.record), methods=["GET"]),
+        Route("/messages/{key:any}", traced("/messages/{key}", reader.record), methods=["GET"]),
         Route("/backlog", traced("/backlog", reader.backlog), methods=["GET"]),
         Route("/healthz", health.live, methods=["GET"]),
         Route("/readyz", health.ready, methods=["GET"]),

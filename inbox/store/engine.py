@@ -34,6 +34,7 @@ Params = Mapping[str, Any]
 # SQLSTATE classes that say “Postgres is not there, or not now”: connection, resources, shutting down, time-outs.
 AWAY = ("08", "53", "57", "58")
 LOCK_TIMEOUT = "55P03"
+CHECK_VIOLATION = "23514"
 TRANSACTION_TIMEOUT_SINCE = 170000
 
 
@@ -84,6 +85,9 @@ def is_away(error: BaseException) -> bool:
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
+    # A row that no partition takes breaks a check without a name; they are being made, or soon will be.
+    if error.sqlstate == CHECK_VIOLATION:
+        return error.diag.constraint_name is None and error.diag.table_name == "payload"
     return error.sqlstate.startswith(AWAY) or error.sqlstate == LOCK_TIMEOUT
 
 
