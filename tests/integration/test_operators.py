@@ -228,9 +228,8 @@ async def _cli(stack: Stack, *arguments: str) -> bool:
         ["update-options", "--retry-maximum-attempts", "1000"],
         ["update-options", "--retry-initial-interval", "1s", "--retry-maximum-attempts", "2"],
         ["pause", "unpause"],
-        ["fail"],
     ],
-    ids=lambda arguments: " ".join(arguments),
+    ids=" ".join,
 )
 async def test_whatever_is_done_to_its_attempts_the_limit_is_the_rows(stack: Stack, meddle: list[str]) -> None:
     limit = 5
@@ -263,3 +262,19 @@ async def test_whatever_is_done_to_its_attempts_the_limit_is_the_rows(stack: Sta
     assert [line["number"] for line in await stack.attempts(message["srvyDrawupNo"])] == list(range(1, limit + 1))
     assert await ended(stack, row["workflow_id"]) == WorkflowExecutionStatus.FAILED
     assert (await stack.row(message["srvyDrawupNo"]))["tries"] == limit
+
+
+async def test_a_try_that_is_failed_by_hand_counts_and_the_next_does_it(stack: Stack) -> None:
+    await stack.start()
+    await stack.hospital.control(delays=True)
+    message = survey()
+    await stack.legacy(message)
+    row = await eventually(lambda: stack.row(message["srvyDrawupNo"]), lambda found: found["status"] == "PROCESSING")
+    handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+    (running,) = (await handle.describe()).raw_description.pending_activities
+    assert await _cli(stack, "activity", "fail", "--workflow-id", handle.id, "--activity-id", running.activity_id)
+    row = await stack.closed(message["srvyDrawupNo"])
+    assert (row["status"], row["tries"]) == ("COMPLETED", 2)
+    assert [line["code"] for line in await stack.attempts(message["srvyDrawupNo"])] == ["TRY_LOST"]
+    assert await stack.bundles(message["srvyDrawupNo"]) == (1, 1, 1, 1)
+    assert await ended(stack, row["workflow_id"]) == WorkflowExecutionStatus.COMPLETED

@@ -54,12 +54,18 @@ def _without_none(value: Any) -> Any:
 
 @asynccontextmanager
 async def process(
-    environment: dict[str, str], command: str, point: str = "none"
+    environment: dict[str, str], command: str, point: str = "none", log: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT
-    )
+    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs.
+
+    ``log`` takes all that it prints.
+    """
+    arguments = [sys.executable, "-m", "tests.support.crashing", point, command]
+    with (log or Path(os.devnull)).open("wb") as output:
+        printed = output if log else None
+        running = await asyncio.create_subprocess_exec(
+            *arguments, env=environment, cwd=ROOT, stdout=printed, stderr=printed
+        )
     try:
         yield running
     finally:
