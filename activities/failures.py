@@ -21,7 +21,8 @@ def codes_only() -> Iterator[None]:
     """
     try:
         yield
-    except ApplicationError:
+    except ApplicationError as error:
+        error.__context__ = None  # it may have been raised while another's error was handled: spans print the chain
         raise
     except (NotServed, StoreUnavailable) as error:
         raise ApplicationError(type(error).__name__, type=type(error).__name__) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -22,10 +23,11 @@ from inbox.settings import ReportSettings, Settings
 from inbox.spans import span
 from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database
-from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, Sending
+from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, LOCK_MESSAGE_OF, Sending
 
 log = logging.getLogger(__name__)
-LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more
+LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more,
+LONGEST_ASKED = 24 * 3600.0  # but for no longer than this
 CALL = 10.0  # seconds for one call
 
 
@@ -55,7 +57,7 @@ class ReportActivities:
         """
         with codes_only():
             settings = self._reporting(work)
-            sending = await self._database.one(BEGIN_REPORT, {"id": work.report})
+            sending = await self._database.locked(LOCK_MESSAGE_OF, BEGIN_REPORT, {"id": work.report})
             if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
                 return
             response = await self._call(sending, settings)
@@ -98,8 +100,9 @@ class ReportActivities:
             propagate.inject(headers)
             body = reporter_of(self._handlers.get(sending.type)).body(report)
             try:
-                response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=CALL)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                async with asyncio.timeout(CALL):  # of the whole call: httpx's own is for each read
+                    response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=CALL)
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                 current.set_attribute("error.type", fault_of(error).error_class)
                 log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
                 return None
@@ -109,7 +112,7 @@ class ReportActivities:
     async def _delay(self, sending: Sending, response: httpx.Response | None) -> NoReturn:
         wait = min(2.0 ** min(sending.tries - 1, 20), LONGEST_WAIT) * random.uniform(1.0, 1.1)
         asked = None if response is None else _retry_after(response)
-        delay = wait if asked is None else max(asked, 1.0)
+        delay = wait if asked is None else min(max(asked, 1.0), LONGEST_ASKED, _time_left() / 2)
         fault = "no answer" if response is None else f"HTTP {response.status_code}"
         parameters = {"id": sending.id, "tries": sending.tries, "fault": fault, "delay": delay}
         await self._database.one(DELAY_REPORT, parameters)
@@ -121,12 +124,19 @@ class ReportActivities:
         )
 
     async def _close(self, work: ReportInput, state: ReportState) -> None:
-        await self._database.one(CLOSE_REPORT, {"id": work.report, "state": state.value})
+        await self._database.locked(LOCK_MESSAGE_OF, CLOSE_REPORT, {"id": work.report, "state": state.value})
         self._due()
 
 
 def _is_success(response: httpx.Response, settings: ReportSettings) -> bool:
     return response.status_code in settings.success if settings.success else response.is_success
+
+
+def _time_left() -> float:
+    """Return the seconds that Temporal gives the report yet; a wait beyond them would end it at once."""
+    info = activity.info()
+    limit = info.schedule_to_close_timeout or timedelta(0)
+    return max(1.0, (limit - (info.started_time - info.scheduled_time)).total_seconds())
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -149,15 +149,16 @@ class Settings(BaseSettings):
     metrics_listen: str | None = None
     id_key: SecretStr | None = None
     operator_tokens: tuple[TokenHash, ...] = ()
-    pool: int = Field(default=12, ge=4)
+    pool: int = Field(default=16, ge=4)
     activities: int = Field(default=10, ge=1)
+    report_activities: int = Field(default=4, ge=1)
     max_body: int = Field(default=1024 * 1024, ge=1)
     declared: Sources = Field(default_factory=Sources, exclude=True)
 
     @model_validator(mode="after")
     def _pool_holds_the_activities(self) -> Settings:
-        if self.pool < self.activities + 2:
-            raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + 2")
+        if self.pool < self.activities + self.report_activities + 2:
+            raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2")
         return self
 
     def system_phrase(self, source: str) -> str:
@@ -167,8 +168,13 @@ class Settings(BaseSettings):
 
     @property
     def task_queue(self) -> str:
-        """The Temporal task queue: the inbox's name."""
+        """The Temporal task queue of messages: the inbox's name."""
         return self.name
+
+    @property
+    def report_queue(self) -> str:
+        """The task queue of reports: an upstream that hangs holds up no message."""
+        return f"{self.name}-report"
 
     def source(self, name: str) -> SourceSettings | None:
         """Return a source's settings, or None."""

@@ -35,7 +35,7 @@ def planted(**changes: Any) -> dict[str, Any]:
 
 async def texts_of_temporal(stack: Stack) -> AsyncIterator[tuple[str, str]]:
     """Yield all that Temporal keeps or shows of the test's executions."""
-    async for execution in stack.temporal.list_workflows(f"TaskQueue = '{stack.name}'"):
+    async for execution in stack.temporal.list_workflows(f"TaskQueue IN ('{stack.name}', '{stack.name}-report')"):
         handle = stack.temporal.get_workflow_handle(execution.id, run_id=execution.run_id)
         yield f"visibility of {execution.id}", str(execution.raw_info)
         yield f"description of {execution.id}", str((await handle.describe()).raw_description)
