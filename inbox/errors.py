@@ -9,6 +9,7 @@ InboxError
 │   └── ContentConflict     its ID was used for other content
 ├── BusinessError       a handler's own refusal: code and reason are told upstream
 ├── SettingsError       a setting that cannot work
+├── MigrationRefused    the database cannot be migrated by this user
 ├── StoreUnavailable    Postgres gave no answer
 ├── StaleTry            the try was overtaken: its row has moved on
 └── NotServed           no handler or no settings here for a message (costs it no try)
@@ -74,6 +75,10 @@ class BusinessError(InboxError):
 
 class SettingsError(InboxError):
     """A setting cannot work; the text is one clear line."""
+
+
+class MigrationRefused(InboxError):
+    """The database cannot be migrated by this user; the text is one clear line that says what to do."""
 
 
 class StoreUnavailable(InboxError):

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,16 @@ def _without_none(value: Any) -> Any:
 
 @asynccontextmanager
 async def process(
-    environment: dict[str, str], command: str, point: str = "none"
+    environment: dict[str, str], command: str, point: str = "none", log: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT
-    )
+    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs.
+
+    ``log`` is a file for what it says on standard error; the test's own unless given.
+    """
+    with log.open("wb") if log else nullcontext() as stderr:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT, stderr=stderr
+        )
     try:
         yield running
     finally:
