@@ -21,6 +21,7 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from activities.bury import BuryActivity
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
+from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
 from inbox.process import run_until_signal
@@ -69,9 +70,15 @@ def build_worker(
 
 
 async def run_worker(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT, then drain: no running try is cut off. Raises SettingsError and RuntimeError."""
-    tracing = configure_tracing("temporal-inbox-worker")
+    """Run until SIGTERM or SIGINT, then drain: no running try is cut off.
+
+    Waits for a server that is away. Raises SettingsError, Unfit and RuntimeError.
+    """
     handlers = load_handlers(settings)
+    await wait_for_store(settings)
+    client = await connect(settings.metrics_listen)
+    await wait_for_search_attributes(client, settings.declared.timeouts.rpc)
+    tracing = configure_tracing("temporal-inbox-worker")
     database = Database(
         settings.database_url.get_secret_value(),
         size=settings.pool,
@@ -79,7 +86,6 @@ async def run_worker(settings: Settings) -> None:
         timeouts=settings.declared.timeouts,
     )
     await database.open()
-    client = await connect(settings.metrics_listen)
     dispatcher = Dispatcher(database, client, settings)
     try:
         async with httpx.AsyncClient() as http:

@@ -10,6 +10,10 @@ InboxError
 ├── BusinessError       a handler's own refusal: code and reason are told upstream
 ├── SettingsError       a setting that cannot work
 ├── MigrationRefused    the database cannot be migrated by this user
+├── Unfit               a server that answers, and cannot be worked with as it is
+│   ├── StoreRefuses        Postgres refuses the connection
+│   ├── SchemaUnfit         the schema is not the one that this code needs
+│   └── TemporalUnfit       a search attribute is missing, or of another type
 ├── StoreUnavailable    Postgres gave no answer
 ├── StaleTry            the try was overtaken: its row has moved on
 └── NotServed           no handler or no settings here for a message (costs it no try)
@@ -79,6 +83,22 @@ class SettingsError(InboxError):
 
 class MigrationRefused(InboxError):
     """The database cannot be migrated by this user; the text is one clear line that says what to do."""
+
+
+class Unfit(InboxError):
+    """A server answers, and cannot be worked with as it is; the text is one clear line that says what to do."""
+
+
+class StoreRefuses(Unfit):
+    """Postgres refuses the connection."""
+
+
+class SchemaUnfit(Unfit):
+    """The schema is not the one that this code needs, or hidden from it."""
+
+
+class TemporalUnfit(Unfit):
+    """A search attribute is missing, or of another type."""
 
 
 class StoreUnavailable(InboxError):

@@ -105,7 +105,9 @@ def migrate(
         added = asyncio.run(register_search_attributes())
     except TemporalAway as error:
         raise _fail(str(error), AWAY) from None
-    except (InboxError, RPCError) as error:
+    except InboxError as error:
+        raise _fail(str(error), FAILED) from None
+    except RPCError as error:
         raise _fail(f"search attributes: {error}", FAILED) from None
     typer.echo(f"search attributes registered: {', '.join(added) or 'all were there'}")
 
