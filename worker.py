@@ -24,7 +24,7 @@ from activities.report import ReportActivities
 from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
-from inbox.process import run_until_signal
+from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import load_handlers
 from inbox.settings import Settings
 from inbox.store.engine import Database
@@ -69,15 +69,23 @@ def build_worker(
     )
 
 
+async def _reach_servers(settings: Settings) -> Client:
+    """Return a client of Temporal once both servers are there and fit to work with."""
+    await wait_for_store(settings)
+    client = await connect(settings.metrics_listen)
+    await wait_for_search_attributes(client, settings.declared.timeouts.rpc)
+    return client
+
+
 async def run_worker(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT, then drain: no running try is cut off.
 
     Waits for a server that is away. Raises SettingsError, Unfit and RuntimeError.
     """
     handlers = load_handlers(settings)
-    await wait_for_store(settings)
-    client = await connect(settings.metrics_listen)
-    await wait_for_search_attributes(client, settings.declared.timeouts.rpc)
+    client = await unless_signalled(_reach_servers(settings))
+    if client is None:
+        return
     tracing = configure_tracing("temporal-inbox-worker")
     database = Database(
         settings.database_url.get_secret_value(),

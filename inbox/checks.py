@@ -47,8 +47,13 @@ async def check_store(settings: Settings) -> None:
 
     Raises StoreUnavailable where Postgres is away; StoreRefuses, SchemaUnfit, SettingsError.
     """
-    async with await _connect(settings) as connection:
-        await check_schema(partial(one, connection), newest_revision())
+    limit = 2 * settings.declared.timeouts.connect
+    try:
+        # A server that is stopped answers the kernel's handshake, and nothing else.
+        async with asyncio.timeout(limit), await _connect(settings) as connection:
+            await check_schema(partial(one, connection), newest_revision())
+    except TimeoutError:
+        raise StoreUnavailable("TimeoutError") from None
 
 
 async def check_schema(look: Look, needed: str) -> None:

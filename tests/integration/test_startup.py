@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -28,7 +30,7 @@ from deploy.dev.postgres import Postgres
 from deploy.dev.temporal import Temporal
 from inbox.checks import check_store
 from inbox.errors import SettingsError, StoreUnavailable
-from inbox.settings import Settings, load_settings
+from inbox.settings import Settings, Sources, Timeouts, load_settings
 from inbox.store.migrate import migrate
 from inbox.temporal import SEARCH_ATTRIBUTES
 from tests.support.processes import environment, process
@@ -283,6 +285,29 @@ async def test_both_wait_for_postgres_and_begin_once_it_is_back(
         await eventually(lambda: _said(log), lambda said: "worker started" in said)
         assert (ingest.returncode, worker.returncode) == (None, None)
     assert (await _said(log)).count("waiting") == 1
+
+
+async def test_a_worker_that_waits_goes_when_it_is_told_to(
+    settings: dict[str, str], tmp_path: Path, later: Postgres
+) -> None:
+    log = tmp_path / "worker.log"
+    async with process(settings | {"DATABASE_URL": later.url}, "worker", log=log) as worker:
+        await eventually(lambda: _said(log), lambda said: "waiting" in said)
+        worker.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(worker.wait(), 30) == 0
+
+
+async def test_a_postgres_that_is_stopped_is_away(settings: dict[str, str], later: Postgres) -> None:
+    later.start()
+    migrate(later.url)
+    stopped = Settings(DATABASE_URL=later.url, declared=Sources(timeouts=Timeouts(connect=0.5)))
+    await check_store(stopped)
+    os.kill(later.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await check_store(stopped)
+    finally:
+        os.kill(later.pid, signal.SIGCONT)
 
 
 async def _said(log: Path) -> str:
