@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
+import pkgutil
 import re
 import stat
 import subprocess
@@ -17,8 +19,11 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
+import inbox.store
 from deploy.dev.logins import PARTS, logins
 from deploy.dev.postgres import Postgres
+from inbox.store.due import Queue
+from inbox.store.engine import Statement
 from inbox.store.migrate import newest_revision
 from tests.support.processes import ROOT, environment, process
 from tests.support.stack import TOKENS, Stack, event, survey
@@ -81,6 +86,28 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
     "survey.assignment": {"worker": ADDS},
     "survey.task": {"worker": ADDS},
     "reporting.counter": {"worker": ADDS | {"UPDATE": "value"}},
+}
+# Which part runs which statement.
+DISPATCHING = "ingest worker"
+RUN_BY = {
+    "accept": "ingest worker",
+    "make partitions": "ingest worker",
+    "read revision": "ingest worker operator reader",
+    "read record": "ingest operator reader",
+    "read backlog": "ingest operator reader",
+    "read standing": "worker operator",
+    "claim": "worker",
+    "take fence": "worker",
+    "complete": "worker",
+    "fail": "worker",
+    "bury": "worker operator",
+    "redrive": "worker operator",
+    "begin report": "worker",
+    "delay report": "worker",
+    "close report": "worker",
+    **{f"find due sources of {what}": DISPATCHING for what in ("message", "report")},
+    **{f"{verb} {what}": DISPATCHING for what in ("message", "report") for verb in ("lease", "mark", "put back")},
+    **{f"read due {what}": DISPATCHING for what in ("message", "report")},
 }
 FUNCTIONS = {"inbox.make_payload_partitions": {"ingest", "worker"}}
 SCHEMAS = {"inbox": set(PARTS), "survey": {"worker"}, "reporting": {"worker"}, "public": set(PARTS)}
@@ -184,6 +211,27 @@ def test_a_role_may_do_what_is_its_and_is_refused_everything_else(
             assert not works(connection, f"SELECT nextval('{sequence}')"), sequence
     assert allowed == wanted
     assert tried > 300
+
+
+def statements() -> list[Statement]:
+    """Return every statement of inbox/store."""
+    found = []
+    for module in pkgutil.iter_modules(inbox.store.__path__, "inbox.store."):
+        for value in vars(importlib.import_module(module.name)).values():
+            parts = vars(value).values() if isinstance(value, Queue) else [value]
+            found += [part for part in parts if isinstance(part, Statement)]
+    return found
+
+
+def test_each_statement_has_the_rights_that_it_needs_in_every_part_that_runs_it(urls: dict[str, str]) -> None:
+    assert {statement.name for statement in statements()} == set(RUN_BY)
+    for part in PARTS:
+        with psycopg.connect(urls[part], autocommit=True) as connection:
+            for statement in statements():
+                if part in RUN_BY[statement.name].split():
+                    # The plan alone: rights are checked for it, and nothing is changed.
+                    nothing = dict.fromkeys(re.findall(r"%\((\w+)\)s", statement.sql))
+                    connection.execute(f"EXPLAIN {statement.sql}", nothing)
 
 
 def test_a_login_of_the_local_stack_is_a_member_of_its_role_alone(
