@@ -23,9 +23,10 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from activities.bury import BuryActivity
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
+from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
-from inbox.process import run_until_signal
+from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import load_handlers
 from inbox.settings import Settings
 from inbox.store.engine import Database
@@ -89,10 +90,24 @@ async def shut_down(workers: list[Worker]) -> None:
     await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
+async def _reach_servers(settings: Settings) -> Client:
+    """Return a client of Temporal once both servers are there and fit to work with."""
+    await wait_for_store(settings)
+    client = await connect(settings.metrics_listen)
+    await wait_for_search_attributes(client, settings.declared.timeouts.rpc)
+    return client
+
+
 async def run_worker(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT, then drain: no running try is cut off. Raises SettingsError and RuntimeError."""
-    tracing = configure_tracing("temporal-inbox-worker")
+    """Run until SIGTERM or SIGINT, then drain: no running try is cut off.
+
+    Waits for a server that is away. Raises SettingsError, Unfit and RuntimeError.
+    """
     handlers = load_handlers(settings)
+    client = await unless_signalled(_reach_servers(settings))
+    if client is None:
+        return
+    tracing = configure_tracing("temporal-inbox-worker")
     database = Database(
         settings.database_url.get_secret_value(),
         size=settings.pool,
@@ -100,7 +115,6 @@ async def run_worker(settings: Settings) -> None:
         timeouts=settings.declared.timeouts,
     )
     await database.open()
-    client = await connect(settings.metrics_listen)
     dispatcher = Dispatcher(database, client, settings)
     try:
         async with httpx.AsyncClient() as http:

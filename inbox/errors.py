@@ -9,6 +9,11 @@ InboxError
 │   └── ContentConflict     its ID was used for other content
 ├── BusinessError       a handler's own refusal: code and reason are told upstream
 ├── SettingsError       a setting that cannot work
+├── MigrationRefused    the database cannot be migrated by this user
+├── Unfit               a server that answers, and cannot be worked with as it is
+│   ├── StoreRefuses        Postgres refuses the connection
+│   ├── SchemaUnfit         the schema is not the one that this code needs
+│   └── TemporalUnfit       a search attribute is missing, or of another type
 ├── StoreUnavailable    Postgres gave no answer
 ├── TransactionEnded    a handler ended the transaction that is not its own to end
 ├── StaleTry            the try was overtaken: its row has moved on
@@ -77,6 +82,26 @@ class BusinessError(InboxError):
 
 class SettingsError(InboxError):
     """A setting cannot work; the text is one clear line."""
+
+
+class MigrationRefused(InboxError):
+    """The database cannot be migrated by this user; the text is one clear line that says what to do."""
+
+
+class Unfit(InboxError):
+    """A server answers, and cannot be worked with as it is; the text is one clear line that says what to do."""
+
+
+class StoreRefuses(Unfit):
+    """Postgres refuses the connection."""
+
+
+class SchemaUnfit(Unfit):
+    """The schema is not the one that this code needs, or hidden from it."""
+
+
+class TemporalUnfit(Unfit):
+    """A search attribute is missing, or of another type."""
 
 
 class StoreUnavailable(InboxError):

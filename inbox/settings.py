@@ -6,8 +6,10 @@ Temporal's connection is not here: its own standard environment and profiles say
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,13 +17,18 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from pydantic_settings import SettingsError as PydanticSettingsError
+from pydantic_settings import SettingsError as UnreadableSettings
 
 from inbox.errors import Malformed, SettingsError
 from inbox.message import check_text
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
 SYSTEM_ERROR = "system error"
+HIGHEST_PORT = 65535
+# What the command reads that asks a running ingest (spec section 15), and no process of ours.
+OF_THE_COMMAND = {"INBOX_URL", "INBOX_OPERATOR_TOKEN"}
+# What Kubernetes puts into every pod for a Service whose name begins with "inbox".
+OF_KUBERNETES = re.compile(r"INBOX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
 TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -34,6 +41,16 @@ def _zone(name: str) -> str:
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError("not a time zone of the IANA database") from error
     return name
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= HIGHEST_PORT):
+        raise ValueError("must be host:port")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class _Strict(BaseModel):
@@ -145,8 +162,8 @@ class Settings(BaseSettings):
     database_url: SecretStr = Field(validation_alias="DATABASE_URL")
     name: str = Field(default="inbox", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     config: Path | None = None
-    listen: str = "127.0.0.1:8080"
-    metrics_listen: str | None = None
+    listen: Address = "127.0.0.1:8080"
+    metrics_listen: Address | None = None
     id_key: SecretStr | None = None
     operator_tokens: tuple[TokenHash, ...] = ()
     pool: int = Field(default=16, ge=4)
@@ -193,11 +210,22 @@ def _first_line(error: ValidationError) -> str:
     """Say where the first fault is and what it is, without the value (it may be a secret)."""
     fault = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
-    return f"{place}: {fault['msg']}" if place else str(fault["msg"])
+    what = "unknown setting" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {what}" if place else what
+
+
+def _refuse_unknown(environment: Iterable[str]) -> None:
+    """Raise SettingsError for an ``INBOX_*`` variable that is none of ours: a misspelt one would be without effect."""
+    known = {f"INBOX_{name}".upper() for name in Settings.model_fields if name not in ("database_url", "declared")}
+    for name in sorted(environment):
+        given = name.upper()
+        if given.startswith("INBOX_") and given not in known | OF_THE_COMMAND and not OF_KUBERNETES.fullmatch(given):
+            raise SettingsError(f"{name}: unknown setting")
 
 
 def load_settings() -> Settings:
     """Read environment and TOML file. Raises SettingsError, with one line that names the setting."""
+    _refuse_unknown(os.environ)
     try:
         settings = Settings()
         if settings.config is None:
@@ -205,9 +233,9 @@ def load_settings() -> Settings:
         declared = Sources.model_validate(tomllib.loads(settings.config.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise SettingsError(_first_line(error)) from None
-    except PydanticSettingsError as error:  # a list that is not JSON; its text names the variable, not the value
+    except UnreadableSettings as error:  # names the field, and not its value
         raise SettingsError(str(error)) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, not UTF-8, or not TOML
         raise SettingsError(f"INBOX_CONFIG: {error}") from None
     private = next((name for name, source in declared.sources.items() if source.private_ids), None)
     if private and settings.id_key is None:

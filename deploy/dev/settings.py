@@ -12,7 +12,7 @@ from pathlib import Path
 
 SOURCES = ("hospital", "report-producer", "seq-producer")
 OPERATOR = "operator"
-RETRY_INTERVAL = 45  # seconds between tries in the local stack; production's default is 60
+RETRY_INTERVAL = 2  # seconds between tries in the local stack; production's default is 60
 
 # Never from the caller when we start the server ourselves: they belong to another one.
 _CLIENT_ONLY = "TEMPORAL_"

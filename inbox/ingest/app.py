@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -9,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inbox.errors import Malformed, StoreUnavailable
+from inbox.checks import check_schema
+from inbox.errors import Malformed, SchemaUnfit, StoreUnavailable, TemporalUnfit
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.cloudevents import MessagesDoor
 from inbox.ingest.http import UNAVAILABLE, Callers, HttpProblem, json_response, problem_response, traced
@@ -18,7 +21,7 @@ from inbox.ingest.view import backlog_view, record_view
 from inbox.message import Key
 from inbox.settings import Settings
 from inbox.store.engine import Database
-from inbox.store.reads import READ_BACKLOG, READ_RECORD, READ_REVISION
+from inbox.store.reads import READ_BACKLOG, READ_RECORD
 
 
 class _AnyConvertor(Convertor[str]):
@@ -89,9 +92,10 @@ def _is_unicode(text: str) -> bool:
 class Health:
     """Liveness says that the process runs; readiness that it can store a message. Temporal may be away."""
 
-    def __init__(self, database: Database, revision: str) -> None:
+    def __init__(self, database: Database, revision: str, temporal: Callable[[], TemporalUnfit | None]) -> None:
         self._database = database
         self._revision = revision
+        self._temporal = temporal
 
     async def live(self, _: Request) -> Response:
         """GET /healthz."""
@@ -100,13 +104,13 @@ class Health:
     async def ready(self, _: Request) -> Response:
         """GET /readyz: 200, or 503 with what is missing."""
         try:
-            found = await self._database.one(READ_REVISION, {})
+            await check_schema(self._database.one, self._revision)
         except StoreUnavailable:
             return problem_response(UNAVAILABLE)
-        if found is None or found.revision != self._revision:
-            return problem_response(
-                HttpProblem(503, "schema", f"the schema must be at revision {self._revision}: run inbox migrate")
-            )
+        except SchemaUnfit as unfit:
+            return problem_response(HttpProblem(503, "schema", str(unfit)))
+        if missing := self._temporal():
+            return problem_response(HttpProblem(503, "search-attributes", str(missing)))
         return json_response({"status": "ready"})
 
 
@@ -118,11 +122,20 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return problem_response(HttpProblem(error.status_code, kind, error.detail, error.headers))
 
 
-def build_app(settings: Settings, database: Database, acceptor: Acceptor, revision: str) -> Starlette:
-    """Return the ASGI application; ``revision`` is the schema it needs. Opens and closes nothing itself."""
+def build_app(
+    settings: Settings,
+    database: Database,
+    acceptor: Acceptor,
+    revision: str,
+    temporal: Callable[[], TemporalUnfit | None] = lambda: None,
+) -> Starlette:
+    """Return the ASGI application; opens and closes nothing itself.
+
+    ``revision`` is the schema it needs, ``temporal`` tells what is known to be wrong with Temporal.
+    """
     callers = Callers(settings)
     reader = Reader(database, callers, settings)
-    health = Health(database, revision)
+    health = Health(database, revision, temporal)
     messages = MessagesDoor(acceptor, callers, settings)
     routes = [
         Route("/messages", traced("/messages", messages), methods=["POST"]),

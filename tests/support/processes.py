@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,11 @@ async def process(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs.
 
-    ``log`` takes all that it prints.
+    ``log`` is a file for what it says on standard error; the test's own unless given.
     """
-    arguments = [sys.executable, "-m", "tests.support.crashing", point, command]
-    with (log or Path(os.devnull)).open("wb") as output:
-        printed = output if log else None
+    with log.open("wb") if log else nullcontext() as stderr:
         running = await asyncio.create_subprocess_exec(
-            *arguments, env=environment, cwd=ROOT, stdout=printed, stderr=printed
+            sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT, stderr=stderr
         )
     try:
         yield running
