@@ -124,7 +124,8 @@ class Dispatcher:
             await asyncio.sleep(min(self._dispatch.tick * self._away, MAX_SEARCH) * random.uniform(0.8, 1.2))
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._nudged.wait(), self._dispatch.tick)
+            async with asyncio.timeout(self._dispatch.tick):  # wait_for can lose a cancel to a nudge (Python 3.11)
+                await self._nudged.wait()
 
     async def round(self) -> bool:
         """Start what is due now, a share of each source; tell whether there may be more."""

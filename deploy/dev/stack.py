@@ -54,8 +54,6 @@ class Stack:
         was started by then.
         """
         options = self._options
-        if options.ready:
-            options.ready.unlink(missing_ok=True)  # it would tell of an earlier stack
         for name in end_leftovers(options.data):
             self._screen.step(name, "was left over by a killed launcher: ended")
         self.tokens = tokens(options.data)

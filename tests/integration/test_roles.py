@@ -54,14 +54,14 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
             "SELECT": ALL,
             "INSERT": ALL,
             "UPDATE": f"duplicates delivered_at {DISPATCHED} {STATE} tries max_tries claimed_by claimed_run_id"
-            " claim_began_at outcome",
+            " claimed_activity claimed_attempt claim_began_at outcome",
         },
         "operator": {"SELECT": ALL, "UPDATE": f"{STATE} due_at dispatched_at run_id subject"},
         "reader": READS,
     },
     "inbox.payload": {"ingest": {"INSERT": ALL}, "worker": ADDS, "operator": PAYLOAD},
     "inbox.payload_kept": {"worker": READS, "operator": PAYLOAD},
-    "inbox.attempt": {"worker": {"INSERT": ALL}, "operator": READS, "reader": READS},
+    "inbox.attempt": {"worker": {"INSERT": ALL}, "operator": READS | {"INSERT": ALL}, "reader": READS},
     "inbox.report": {
         "ingest": {"SELECT": ALL, "UPDATE": DISPATCHED},
         "worker": {
@@ -96,6 +96,8 @@ RUN_BY = {
     "read record": "ingest operator reader",
     "read backlog": "ingest operator reader",
     "read standing": "worker operator",
+    "lock message": "worker operator",
+    "set aside": "worker",
     "claim": "worker",
     "take fence": "worker",
     "complete": "worker",

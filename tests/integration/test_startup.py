@@ -105,7 +105,10 @@ async def test_a_file_that_cannot_work(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"INBOX_POOL": "11", "INBOX_ACTIVITIES": "10"}, "INBOX_POOL must be at least INBOX_ACTIVITIES + 2"),
+        (
+            {"INBOX_POOL": "11", "INBOX_ACTIVITIES": "10"},
+            "INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2",
+        ),
         ({"INBOX_LISTN": "127.0.0.1:1"}, "INBOX_LISTN: unknown setting"),
         ({"INBOX_DATABASE_URL": "postgresql://u:p-w@h/d"}, "INBOX_DATABASE_URL: unknown setting"),
         ({"INBOX_LISTEN": "8080"}, "listen: must be host:port"),

@@ -122,7 +122,7 @@ def test_a_value_that_can_not_work_is_refused_by_its_place(load: Any, toml: str,
     [
         ({"INBOX_POOL": SECRET}, "pool"),
         ({"INBOX_POOL": "3"}, "pool"),
-        ({"INBOX_POOL": "11"}, "INBOX_POOL must be at least INBOX_ACTIVITIES + 2"),
+        ({"INBOX_POOL": "11"}, "INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2"),
         ({"INBOX_ACTIVITIES": "0"}, "activities"),
         ({"INBOX_NAME": "a/b"}, "name"),
         ({"INBOX_NAME": ""}, "name"),

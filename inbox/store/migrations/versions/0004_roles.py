@@ -30,8 +30,8 @@ DISPATCHED = "due_at, starts, dispatched_at, run_id"
 OWED = "message, number, source, kind, code, reason, workflow_id, traceparent, due_at"
 # All but the key and what was received.
 STATE = """status, generation, tries, tries_before, max_tries, last_code, last_reason, next_try_at, held_behind,
-    held_since, parked, claimed_by, claimed_run_id, claim_began_at, outcome, report_state, updated_at,
-    closed_at, dead_at"""
+    held_since, parked, claimed_by, claimed_run_id, claimed_activity, claimed_attempt, claim_began_at, outcome,
+    report_state, updated_at, closed_at, dead_at"""
 # No tries and no outcome: an operator can neither forge a try nor complete a message by hand.
 OPERATED = """status, generation, tries_before, last_code, last_reason, next_try_at, due_at, dispatched_at, run_id,
     held_behind, held_since, parked, report_state, updated_at, closed_at, dead_at, subject"""
@@ -61,6 +61,7 @@ GRANT SELECT, INSERT, UPDATE (value) ON reporting.counter TO inbox_worker;
 GRANT UPDATE ({OPERATED}) ON inbox.message TO inbox_operator;
 GRANT SELECT, DELETE, UPDATE (key_id, body) ON inbox.payload, inbox.payload_kept TO inbox_operator;
 GRANT INSERT ({OWED}), UPDATE ({SENT_AGAIN}) ON inbox.report TO inbox_operator;
+GRANT INSERT ON inbox.attempt TO inbox_operator; -- the line of a try that a discard cuts off
 GRANT UPDATE (processing, last) ON inbox.subject_position TO inbox_operator;
 
 GRANT SELECT ON inbox.attempt, inbox.subject_position TO inbox_operator, inbox_reader;
