@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
 
 from psycopg.types.json import Jsonb
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
+from inbox.burial import bury
 from inbox.errors import StaleTry, StoreUnavailable, fault_of
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
-from inbox.references import GONE, OVERTAKEN, TRIED, RegisterInput, RegisterResult, Tried
+from inbox.references import GONE, HELD, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OwnCode, Status
-from inbox.store.engine import Database, driver, one
+from inbox.store.engine import Database, Statement, driver, one, rows
+from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
 from inbox.store.statements import (
     BURY,
     CLAIM,
@@ -36,15 +39,18 @@ from inbox.store.statements import (
     SET_ASIDE,
     TAKE_FENCE,
     Claimed,
+    Ended,
 )
 
 log = logging.getLogger(__name__)
+# The outcome of a message whose number was passed before it came.
+OBSOLETE = "obsolete"
 HEARTBEATS = 5  # in one heartbeat time-out
 LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
 
 class RegisterActivity:
-    """Holds what a try needs. ``owed`` is called once a report was committed, so that dispatch looks at once."""
+    """Holds what a try needs. ``nudge`` is called once something may have become due: dispatch looks at once."""
 
     def __init__(
         self,
@@ -52,13 +58,13 @@ class RegisterActivity:
         handlers: Mapping[str, Handler[Any, Any]],
         settings: Settings,
         worker: str,
-        owed: Callable[[], None],
+        nudge: Callable[[], None],
     ) -> None:
         self._database = database
         self._handlers = handlers
         self._settings = settings
         self._worker = worker
-        self._owed = owed
+        self._nudge = nudge
 
     @activity.defn(name="register")
     async def register(self, work: RegisterInput) -> RegisterResult:
@@ -86,6 +92,8 @@ class RegisterActivity:
                         return await self._exhausted(claimed, source)
                     case Claimed(answer="OVERTAKEN"):
                         return RegisterResult(OVERTAKEN)
+                    case Claimed(answer="HELD"):
+                        return await self._held(claimed, work, source)
                     case _:  # closed, or a later attempt holds it
                         return await self._closed(work)
             except StaleTry:
@@ -100,62 +108,73 @@ class RegisterActivity:
 
     async def _claim(self, work: RegisterInput, source: SourceSettings) -> Claimed | None:
         info = activity.info()
-        return await self._database.one(
-            CLAIM,
-            {
-                "id": work.message,
-                "max_tries": source.tries,
-                "worker": self._worker,
-                "run_id": info.workflow_run_id,
-                "first_run_id": work.first_run_id,
-                "activity": info.activity_id,
-                "attempt": info.attempt,
-                "began_at": info.started_time,
-                "asked": work.generation,
-            },
-        )
+        ordered = source.ordered and work.placed
+        claim = {
+            "id": work.message,
+            "max_tries": source.tries,
+            "worker": self._worker,
+            "run_id": info.workflow_run_id,
+            "first_run_id": work.first_run_id,
+            "activity": info.activity_id,
+            "attempt": info.attempt,
+            "began_at": info.started_time,
+            "asked": work.generation,
+            "ordered": ordered,
+        }
+        if not ordered:
+            return await self._database.one(CLAIM, claim)
+        # Order is asked here at the last: between dispatch and now another of the subject may have begun.
+        asked = claim | {"gap": source.gap_timeout}
+        return await self._database.locked(CLAIM, asked, before=[LOCK_SUBJECT, DECIDE[source.order]])
 
     async def _try(self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> RegisterResult:
         try:
-            message = _message(claimed, handler, source)
-            with span("prepare"):
-                prepared = await handler.prepare(message)
-            with span("bundle"):
-                outcome = await self._bundle(claimed, handler, message, prepared, source)
+            if claimed.obsolete:  # a higher number was applied before it: it is closed without a bundle
+                await self._bundle(claimed, source, _nothing, OBSOLETE)
+            else:
+                message = _message(claimed, handler, source)
+                with span("prepare"):
+                    prepared = await handler.prepare(message)
+                await self._bundle(claimed, source, lambda tx: handler.register(tx, message, prepared))
         except StaleTry:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
-            return await self._fail(
-                claimed, judge(error, handler, self._settings.system_phrase(claimed.source)), source
-            )
-        if outcome.notice is not None or claimed.generation > 1:
-            self._owed()
+            phrase = self._settings.system_phrase(claimed.source)
+            return await self._fail(claimed, judge(error, handler, phrase), source)
+        self._nudge()  # for a report that is owed now, or the next of the subject
         return RegisterResult(Status.COMPLETED)
 
     async def _bundle(
         self,
         claimed: Claimed,
-        handler: Handler[Any, Any],
-        message: Message[Any],
-        prepared: Any,
         source: SourceSettings,
-    ) -> Outcome:
-        """All business writes and the row's COMPLETED in one transaction, fenced before the first write."""
-        async with self._database.transaction() as tx:
-            connection = await driver(tx)
-            if await one(connection, TAKE_FENCE, _fence(claimed)) is None:
-                raise StaleTry
-            outcome = await handler.register(tx, message, prepared)
-            notice = outcome.notice
-            ending = {
-                "outcome": Jsonb(dict(outcome.result)),
-                "notice": notice.kind.value if notice else None,
-                "notice_reason": notice.reason if notice else None,
-                "reports": source.report is not None,
-            }
-            if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
-                raise StaleTry
-        return outcome
+        write: Callable[[AsyncConnection], Awaitable[Outcome]],
+        result: str | None = None,
+    ) -> None:
+        """All business writes and the row's COMPLETED in one transaction, fenced before the first write.
+
+        ``result`` is stored in place of the outcome's own.
+        """
+        with span("bundle"):
+            async with self._database.transaction() as tx:
+                connection = await driver(tx)
+                ordered = source.ordered and claimed.subject is not None
+                if ordered:  # the lock order: subject, message row, handler's rows
+                    await one(connection, LOCK_SUBJECT, _fence(claimed))
+                if await one(connection, TAKE_FENCE, _fence(claimed)) is None:
+                    raise StaleTry
+                outcome = await write(tx)
+                notice = outcome.notice
+                ending = {
+                    "outcome": Jsonb(result or dict(outcome.result)),
+                    "notice": notice.kind.value if notice else None,
+                    "notice_reason": notice.reason if notice else None,
+                    "reports": source.report is not None,
+                }
+                if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
+                    raise StaleTry
+                if ordered:
+                    await rows(connection, RELEASE[source.order], _fence(claimed))
 
     async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
         """Record the failure in a transaction of its own, and raise what makes Temporal do the rest."""
@@ -169,9 +188,10 @@ class RegisterActivity:
             "delay": delay,
             "began_at": claimed.began_at,
             "reports": source.report is not None,
+            "park": source.parks,
         }
         try:
-            ended = await self._database.locked(LOCK_MESSAGE, FAIL, _fence(claimed) | record)
+            ended = await self._end(FAIL, _fence(claimed) | record, source)
         except StoreUnavailable as error:
             # Recorded or lost, the try is over, and the next one is due after the source's interval all the same.
             raise ApplicationError(
@@ -182,7 +202,6 @@ class RegisterActivity:
         number = ended.tries - ended.tries_before
         text = f"try {number} of {ended.max_tries}"
         if ended.status == Status.DEAD:
-            self._owed()
             self._raise_dead(text, verdict.code)
         await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay))
         raise ApplicationError(
@@ -191,6 +210,14 @@ class RegisterActivity:
             next_retry_delay=timedelta(seconds=delay),
             category=ApplicationErrorCategory.BENIGN,
         ) from None
+
+    async def _end(self, statement: Statement[Ended], params: dict[str, Any], source: SourceSettings) -> Ended | None:
+        """End a try without a bundle, and let the subject's next go."""
+        locks = [LOCK_SUBJECT, LOCK_MESSAGE] if source.ordered else [LOCK_MESSAGE]
+        after = [RELEASE[source.order]] if source.ordered else []
+        ended = await self._database.locked(statement, params, before=locks, after=after)
+        self._nudge()
+        return ended
 
     async def _tell(self, tried: Tried) -> None:
         """Tell the workflow of a failed try, for the operators who look at it; if it cannot be told, they see less."""
@@ -213,11 +240,22 @@ class RegisterActivity:
             "reason": reason,
             "told": self._settings.system_phrase(claimed.source) if own else reason,
             "reports": source.report is not None,
+            "park": source.parks,
         }
-        if await self._database.locked(LOCK_MESSAGE, BURY, burial) is None:
+        if await self._end(BURY, burial, source) is None:
             raise StaleTry
-        self._owed()
         self._raise_dead("no tries left", code)
+
+    async def _held(self, claimed: Claimed, work: RegisterInput, source: SourceSettings) -> RegisterResult:
+        """Leave a held row to what releases it, unless it is held by a gap whose time is over."""
+        question = {"id": claimed.id, "gap": source.gap_timeout}
+        decision = await self._database.locked(DECIDE[source.order], question, before=[LOCK_SUBJECT])
+        if decision is None or decision.answer != "GAP":
+            return RegisterResult(HELD)
+        gap = BuryInput(claimed.id, claimed.source, claimed.generation, OwnCode.SEQUENCE_GAP)
+        await bury(self._database, self._settings, gap, f"number {decision.missing} is missing", park=True)
+        self._nudge()
+        return await self._closed(work)
 
     async def _closed(self, work: RegisterInput) -> RegisterResult:
         """Return how the row was closed. Raises ApplicationError, retryable, where another try holds it."""
@@ -241,6 +279,10 @@ class RegisterActivity:
             non_retryable=True,
             category=ApplicationErrorCategory.BENIGN,
         ) from None
+
+
+async def _nothing(_: AsyncConnection) -> Outcome:
+    return Outcome()
 
 
 def _fence(claimed: Claimed) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class ReportActivities:
         """
         with codes_only():
             settings = self._reporting(work)
-            sending = await self._database.locked(LOCK_MESSAGE_OF, BEGIN_REPORT, {"id": work.report})
+            sending = await self._database.locked(BEGIN_REPORT, {"id": work.report}, before=[LOCK_MESSAGE_OF])
             if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
                 return
             response = await self._call(sending, settings)
@@ -124,7 +124,7 @@ class ReportActivities:
         )
 
     async def _close(self, work: ReportInput, state: ReportState) -> None:
-        await self._database.locked(LOCK_MESSAGE_OF, CLOSE_REPORT, {"id": work.report, "state": state.value})
+        await self._database.locked(CLOSE_REPORT, {"id": work.report, "state": state.value}, before=[LOCK_MESSAGE_OF])
         self._due()
 
 

@@ -35,6 +35,7 @@ from inbox.references import PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageI
 from inbox.settings import GIVE_UP_AFTER, Settings
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
 from inbox.store.engine import Database
+from inbox.store.order import DECIDE, LOCK_SUBJECT
 
 limited = LimitedLog(logging.getLogger(__name__))
 SOURCE = SearchAttributeKey.for_keyword("InboxSource")
@@ -42,6 +43,7 @@ TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 MAX_BACK_OFF = 60.0  # seconds, of one row
+CONTESTED_AGAIN = 0.5  # seconds until order is asked again for a row whose subject was locked
 MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
 # How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
 CAP_WINDOW = 5
@@ -60,7 +62,7 @@ class Route:
 def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
     timeouts = settings.declared.timeouts
     return ProcessMessageInput(
-        row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat, row.generation
+        row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat, row.generation, row.placed
     )
 
 
@@ -159,6 +161,7 @@ class Dispatcher:
                     "share": share,
                     "again": self._dispatch.again,
                     "lease": self._settings.declared.timeouts.lease,
+                    "order": self._order(due.source),
                 },
             )
             full = full or len(rows) == share
@@ -169,6 +172,8 @@ class Dispatcher:
         """Start one row's workflow and mark it; never raises. Return whether Temporal gave an answer."""
         async with self._slots:
             try:
+                if row.contested and not await self._may_go(route, row):
+                    return True
                 with _trace_of(row):
                     run_id = await self._start_or_wake(route, row)
                 if run_id is not None:
@@ -187,6 +192,24 @@ class Dispatcher:
                 limited.error("start", "a workflow was not started: %s", type(error).__name__)
                 await self._put_back(route, row)
                 return True
+
+    def _order(self, source: str) -> str:
+        found = self._settings.source(source)
+        return found.order if found else "none"
+
+    async def _may_go(self, route: Route, row: Leased) -> bool:
+        """Ask order, under the subject's lock; a row that must wait is held, and gets no workflow."""
+        source = self._settings.source(row.source)
+        if source is None or source.order == "none":
+            return True
+        question = {"id": row.id, "gap": source.gap_timeout}
+        try:
+            decision = await self._database.locked(DECIDE[source.order], question, before=[LOCK_SUBJECT])
+        except StoreUnavailable:  # a bundle of the subject is being committed, say: asked again soon
+            await self._put_back(route, row, CONTESTED_AGAIN)
+            return False
+        # A gap whose time is over is the workflow's: it is closed by a worker, which alone may do that.
+        return decision is None or decision.answer != "HELD"
 
     async def _start_or_wake(self, route: Route, row: Leased) -> str | None:
         """Return the first run's ID; None where the row closed meanwhile."""
@@ -224,8 +247,9 @@ class Dispatcher:
         shown = "" if source is None or source.private_ids else f": {row.message_id}"
         return f"{row.type} from {row.source}{shown}"
 
-    async def _put_back(self, route: Route, row: Leased) -> None:
-        delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
+    async def _put_back(self, route: Route, row: Leased, delay: float | None = None) -> None:
+        if delay is None:
+            delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
         try:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
         except Exception as error:  # noqa: BLE001  then the lease ends by itself

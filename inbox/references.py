@@ -14,11 +14,16 @@ TRIED = "tried"
 # wake that says so is on its way.
 GONE = "GONE"
 OVERTAKEN = "OVERTAKEN"
+# Order holds it; what stands before it makes it due when it ends, and dispatch wakes the workflow.
+HELD = "HELD"
 
 
 @dataclass(frozen=True)
 class ProcessMessageInput:
-    """Which row a ProcessMessage works on: ``message`` is ``inbox.message.id``. Time-outs of a try in seconds."""
+    """Which row a ProcessMessage works on: ``message`` is ``inbox.message.id``. Time-outs of a try in seconds.
+
+    ``placed`` messages have a subject, and so a place among others.
+    """
 
     message: int
     source: str
@@ -26,6 +31,7 @@ class ProcessMessageInput:
     start_to_close: float
     heartbeat: float
     generation: int = 1
+    placed: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class RegisterInput:
     type: str
     first_run_id: str
     generation: int = 1
+    placed: bool = True
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,21 @@ class SourceSettings(_Strict):
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
     retry_interval: Seconds = 60
+    gap_timeout: Seconds = 3600
+    on_dead: Literal["release", "park"] = "release"
     zone: Annotated[str, AfterValidator(_zone)] = "UTC"
     private_ids: bool = False
     report: ReportSettings | None = None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether messages of one subject go one at a time, in turn."""
+        return self.order != "none"
+
+    @property
+    def parks(self) -> bool:
+        """Whether a DEAD message holds those behind it until an operator lets it go."""
+        return self.ordered and self.on_dead == "park"
 
 
 class LegacySettings(_Strict):

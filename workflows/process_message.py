@@ -1,6 +1,7 @@
 """ProcessMessage: one message, keyed by its ID, until its row is closed (spec section 7)."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -10,6 +11,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 with workflow.unsafe.imports_passed_through():
     from inbox.references import (
         GONE,
+        HELD,
         OVERTAKEN,
         PROCESS_MESSAGE,
         TRIED,
@@ -71,7 +73,8 @@ class ProcessMessage:
             seen = self._wakes
             try:
                 result = await self._register()
-                if result.status == OVERTAKEN:
+                if result.status in (OVERTAKEN, HELD):
+                    self._continue_if_long()
                     await workflow.wait_condition(partial(self._woken_since, seen))
             except asyncio.CancelledError:
                 result = await self._bury("CANCELLED")
@@ -83,6 +86,11 @@ class ProcessMessage:
             workflow.upsert_search_attributes([STATUS.value_set(DEAD), CODE.value_set(result.code or "")])
             raise ApplicationError(f"DEAD: {result.code}", type=result.code, non_retryable=True)
         return result
+
+    def _continue_if_long(self) -> None:
+        """Begin a new run of the chain where the history has grown long; one that is held has nothing under way."""
+        if workflow.info().is_continue_as_new_suggested():
+            workflow.continue_as_new(replace(self._message, generation=self._generation))
 
     def _woken_since(self, seen: int) -> bool:
         return self._wakes != seen
@@ -98,6 +106,7 @@ class ProcessMessage:
                 message.type,
                 workflow.info().first_execution_run_id,
                 self._generation,
+                message.placed,
             ),
             result_type=RegisterResult,
             start_to_close_timeout=timedelta(seconds=message.start_to_close),

@@ -160,6 +160,21 @@ def discard(key: KeyArgument, reason: Annotated[str, typer.Option(help="kept in 
 
 
 @app.command()
+def release(key: KeyArgument) -> None:
+    """Let go what a message holds: unpark it, or accept the gap before it."""
+    from inbox.burial import release as let_go
+
+    configure_logging("ERROR")
+    settings = _settings()
+
+    async def work(database: Database) -> None:
+        await let_go(database, settings, Key.parse(key))
+        typer.echo(f"{key}: released")
+
+    _operate(work, settings)
+
+
+@app.command()
 def dev() -> None:
     """Start the local stack: Postgres, Temporal with its UI, ingest, worker, the stand-in hospital."""
     os.execv(  # noqa: S606  our own interpreter

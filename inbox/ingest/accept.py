@@ -81,6 +81,7 @@ class Acceptor:
             "type": incoming.type,
             "subject": incoming.subject or None,
             "sequence": incoming.sequence,
+            "ordered": source.ordered,
             "sha256": incoming.sha256,
             "max_tries": source.tries,
             "workflow_id": workflow_id(

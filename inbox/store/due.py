@@ -21,7 +21,8 @@ class DueSource:
 class Leased:
     """A row taken for one round. ``lease`` is its ``due_at`` while this round holds it.
 
-    ``put_off`` rows are not started: their workflow has shown signs of life lately. ``starts`` counts this one.
+    ``put_off`` rows are not started: their workflow has shown signs of life lately. ``starts`` counts this one. Order
+    has to be asked for ``contested`` ones; ``placed`` ones have a subject.
     """
 
     id: int
@@ -34,6 +35,8 @@ class Leased:
     message_id: str
     workflow_id: str
     traceparent: str | None
+    placed: bool
+    contested: bool
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,23 @@ def _queue(table: str, fresh: str, shown: str) -> Queue:
 MESSAGES = _queue(
     "inbox.message",
     "status = 'RECEIVED'",
-    """SELECT id, due_at AS lease, put_off, starts, generation, source, type, message_id, workflow_id, traceparent
-              FROM taken ORDER BY id""",
+    # Looked at without a lock: a claim asks again. Most rows have nobody before them, and cost one probe.
+    """SELECT t.id, t.due_at AS lease, t.put_off, t.starts, t.generation, t.source, t.type, t.message_id,
+                   t.workflow_id, t.traceparent, t.subject IS NOT NULL AS placed,
+                   CASE WHEN t.subject IS NULL OR %(order)s = 'none' THEN false
+                        WHEN %(order)s = 'sequence' THEN true
+                        ELSE EXISTS (SELECT FROM inbox.message b
+                                      WHERE b.tenant = t.tenant AND b.source = t.source AND b.subject = t.subject
+                                        AND b.id < t.id AND (b.closed_at IS NULL OR b.parked))
+                             OR EXISTS (SELECT FROM inbox.subject_position p
+                                         WHERE p.tenant = t.tenant AND p.source = t.source
+                                           AND p.subject = t.subject AND p.processing <> t.id) END AS contested
+              FROM taken t ORDER BY t.id""",
 )
 REPORTS = _queue(
     "inbox.report",
     "state = 'OWED'",
     """SELECT t.id, t.due_at AS lease, t.put_off, t.starts, m.generation, t.source, m.type, m.message_id,
-                   t.workflow_id, t.traceparent
+                   t.workflow_id, t.traceparent, false AS placed, false AS contested
               FROM taken t JOIN inbox.message m ON m.id = t.message ORDER BY t.id""",
 )

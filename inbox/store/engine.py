@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -184,11 +184,19 @@ class Database:
         found = await self.run(statement, params)
         return found[0] if found else None
 
-    async def locked(self, lock: Statement[Any], statement: Statement[T], params: Params) -> T | None:
-        """Lock a row, then run a statement that sees all that was committed before: one pipelined transaction.
+    async def locked(
+        self,
+        wanted: Statement[T],
+        params: Params,
+        *,
+        before: Sequence[Statement[Any]],
+        after: Sequence[Statement[Any]] = (),
+    ) -> T | None:
+        """Take locks, then run a statement that sees all that was committed before, and what follows from it.
 
-        A lock taken within the statement would be too late: it waits with the snapshot from before (READ COMMITTED).
-        Returns the statement's only row, or None.
+        One pipelined transaction, with the same ``params`` for each statement. A lock taken within the statement
+        would be too late: it waits with the snapshot from before (READ COMMITTED). Returns the only row of
+        ``wanted``, or None.
         """
         try:
             async with (
@@ -197,8 +205,11 @@ class Database:
                 connection.pipeline(),
                 connection.transaction(),
             ):
-                await connection.execute(lock.sql, params, prepare=True)
-                found = await rows(connection, statement, params)
+                for lock in before:
+                    await connection.execute(lock.sql, params, prepare=True)
+                found = await rows(connection, wanted, params)
+                for consequence in after:
+                    await connection.execute(consequence.sql, params, prepare=True)
             return found[0] if found else None
         except (psycopg.Error, PoolTimeout, TooManyRequests, TimeoutError) as error:
             self._translate(error)

@@ -31,7 +31,7 @@ class Record:
     duplicates: int
     workflow_id: str
     traceparent: str | None
-    outcome: dict[str, Any] | None
+    outcome: Any
     report_state: str | None
     received_at: datetime
     updated_at: datetime

@@ -51,10 +51,11 @@ class Accepted:
     received_at: datetime
     last_code: str | None
     last_reason: str | None
-    outcome: dict[str, Any] | None
+    outcome: Any
 
 
-# One row however many deliveries race; no row returned means the ID was used for other content, row untouched.
+# One row however many deliveries race; no row returned means the ID was used for other content, row untouched. The
+# first row of a subject makes its place; where order is by sequence, its number is where the subject starts.
 ACCEPT = Statement(
     "accept",
     Accepted,
@@ -71,6 +72,11 @@ ACCEPT = Statement(
     ), body AS (
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
+    ), place AS (
+        INSERT INTO inbox.subject_position (tenant, source, subject, last)
+        SELECT %(tenant)s, %(source)s, %(subject)s, %(sequence)s::bigint - 1 FROM put
+         WHERE created AND %(ordered)s AND %(subject)s::text IS NOT NULL
+        ON CONFLICT DO NOTHING
     )
     SELECT * FROM put""",
 )
@@ -80,7 +86,8 @@ ACCEPT = Statement(
 class Claimed:
     """What a claim was answered, and with ``CLAIMED`` the try: what fences it, and the message it works on.
 
-    ``status`` is the row's before the claim; ``body`` is None once the payload is gone.
+    ``status`` is the row's before the claim; ``body`` is None once the payload is gone; an ``obsolete`` row's number is
+    not above the last one applied.
     """
 
     answer: str
@@ -102,14 +109,15 @@ class Claimed:
     began_at: datetime
     content_type: str | None
     body: bytes | None
+    obsolete: bool
 
 
 # Claim and load: an open row becomes PROCESSING and one try is spent, in one conditional UPDATE. No row returned: it
-# is closed. EXHAUSTED, OVERTAKEN and SUPERSEDED change nothing: its tries are used; it was redriven, and this try
-# belongs to the generation before; or a later attempt of Temporal's holds it, so this one is a zombie. A row found
-# PROCESSING by a later attempt lost its last try: that try's line is written in the same statement. The attempt that
-# holds the row is known by run, activity and attempt, and by when it began: an operator can reset the attempts, and
-# clocks can be set back, but hardly both at once.
+# is closed. Every other answer changes nothing: EXHAUSTED, its tries are used; HELD, order forbids it; OVERTAKEN, it
+# was redriven, and this try belongs to the generation before; SUPERSEDED, a later attempt of Temporal's holds it, so
+# this one is a zombie. A row found PROCESSING by a later attempt lost its last try: that try's line is written in the
+# same statement. The attempt that holds the row is known by run, activity and attempt, and by when it began: an
+# operator can reset the attempts, and clocks can be set back, but hardly both at once.
 CLAIM = Statement(
     "claim",
     Claimed,
@@ -119,6 +127,7 @@ CLAIM = Statement(
                        WHEN claimed_run_id = %(run_id)s AND claimed_activity = %(activity)s
                             AND claimed_attempt >= %(attempt)s AND claim_began_at > %(began_at)s THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
+                       WHEN held_since IS NOT NULL AND status <> 'PROCESSING' THEN 'HELD'
                        ELSE 'CLAIMED' END AS answer
           FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
     ), lost AS (
@@ -137,13 +146,19 @@ CLAIM = Statement(
           FROM before b
          WHERE m.id = b.id AND b.answer = 'CLAIMED'
         RETURNING m.*
+    ), occupied AS (
+        UPDATE inbox.subject_position p SET processing = c.id FROM claimed c
+         WHERE %(ordered)s AND p.tenant = c.tenant AND p.source = c.source AND p.subject = c.subject
+        RETURNING p.last
     )
     SELECT b.answer, b.id, b.status, b.generation, coalesce(c.tries, b.tries) AS tries, b.tries_before,
            coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.last_reason, b.tenant, b.source,
            b.message_id, b.edition, b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
-           coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body
+           coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body,
+           coalesce(c.sequence <= o.last, false) AS obsolete
       FROM before b
       LEFT JOIN claimed c ON true
+      LEFT JOIN occupied o ON true
       LEFT JOIN inbox.payload p ON c.id IS NOT NULL AND p.message = b.id AND p.received_at = b.received_at
       LEFT JOIN inbox.payload_kept k ON c.id IS NOT NULL AND k.message = b.id""",
 )
@@ -238,7 +253,7 @@ FAIL = Statement(
                next_try_at = CASE WHEN NOT f.final THEN now() + make_interval(secs => %(delay)s) END,
                closed_at = CASE WHEN f.final THEN now() END,
                dead_at = CASE WHEN f.final THEN now() END,
-               due_at = CASE WHEN NOT f.final THEN due_at END,
+               due_at = CASE WHEN NOT f.final THEN due_at END, parked = f.final AND %(park)s AND subject IS NOT NULL,
                report_state = CASE WHEN f.final AND %(reports)s THEN 'OWED' ELSE report_state END
           FROM (SELECT id AS fid, %(non_retryable)s OR tries - tries_before >= max_tries AS final
                   FROM inbox.message WHERE id = %(id)s) f
@@ -292,7 +307,8 @@ BURY = Statement(
         UPDATE inbox.message m
            SET status = 'DEAD', last_code = %(code)s, last_reason = %(reason)s, updated_at = now(),
                closed_at = now(), dead_at = now(), due_at = NULL, next_try_at = NULL, held_behind = NULL,
-               held_since = NULL, report_state = CASE WHEN %(reports)s THEN 'OWED' ELSE report_state END
+               held_since = NULL, parked = %(park)s AND subject IS NOT NULL,
+               report_state = CASE WHEN %(reports)s THEN 'OWED' ELSE report_state END
           FROM before b WHERE m.id = b.id
         RETURNING m.*
     ), line AS (

@@ -65,10 +65,11 @@ def declared(hospital_url: str, **changes: Any) -> dict[str, Any]:
 
 
 def survey(**changes: Any) -> dict[str, Any]:
-    """Return a survey-send message with an ID of its own."""
+    """Return a survey-send message with an ID and a patient of its own."""
+    number = next(_ids)
     return {
-        "srvyDrawupNo": f"P{next(_ids):06}",
-        "patno": "900000001",
+        "srvyDrawupNo": f"P{number:06}",
+        "patno": f"9{number:08}",
         "formCd": "P-EQ5D",
         "sendDt": "20991201093000",
         "recipientNm": "홍길동",
@@ -151,6 +152,11 @@ class Stack:
         for handler in found.values():
             if hasattr(handler, "aclose"):
                 await handler.aclose()
+
+    @staticmethod
+    def tokens(source: str) -> list[str]:
+        """Return the hashes of a source's tokens, as settings hold them."""
+        return [token_hash(TOKENS[source])]
 
     # The doors
 

@@ -69,6 +69,7 @@ CREATE INDEX message_open ON inbox.message (source, type, id) WHERE closed_at IS
 CREATE INDEX message_parked ON inbox.message (source, type, id) WHERE parked;
 CREATE INDEX message_dead ON inbox.message (source, dead_at) WHERE dead_at IS NOT NULL;
 CREATE INDEX message_subject ON inbox.message (tenant, source, subject, id);
+CREATE INDEX message_sequence ON inbox.message (tenant, source, subject, sequence) WHERE sequence IS NOT NULL;
 CREATE INDEX message_closed ON inbox.message (source, closed_at) WHERE closed_at IS NOT NULL;
 CREATE INDEX message_resend_of ON inbox.message (resend_of) WHERE resend_of IS NOT NULL;
 """

@@ -26,6 +26,7 @@ ACCEPTED = (
 )
 DELIVERED = "duplicates, delivered_at"
 DISPATCHED = "due_at, starts, dispatched_at, run_id"
+HELD = "held_behind, held_since"
 # Of a report that is owed: no state, and so always OWED.
 OWED = "message, number, source, kind, code, reason, workflow_id, traceparent, due_at"
 # All but the key and what was received.
@@ -43,7 +44,8 @@ GRANT USAGE ON SCHEMA inbox TO {", ".join(ROLES)};
 GRANT SELECT ON inbox.alembic_version, inbox.message, inbox.report TO {", ".join(ROLES)};
 GRANT EXECUTE ON FUNCTION inbox.make_payload_partitions(integer) TO inbox_ingest, inbox_worker;
 
-GRANT INSERT ({ACCEPTED}), UPDATE ({DELIVERED}, {DISPATCHED}) ON inbox.message TO inbox_ingest;
+GRANT INSERT ({ACCEPTED}), UPDATE ({DELIVERED}, {DISPATCHED}, {HELD}) ON inbox.message TO inbox_ingest;
+GRANT SELECT, INSERT, UPDATE (last) ON inbox.subject_position TO inbox_ingest;
 GRANT INSERT ON inbox.payload TO inbox_ingest;
 GRANT UPDATE ({DISPATCHED}) ON inbox.report TO inbox_ingest;
 
@@ -62,7 +64,7 @@ GRANT UPDATE ({OPERATED}) ON inbox.message TO inbox_operator;
 GRANT SELECT, DELETE, UPDATE (key_id, body) ON inbox.payload, inbox.payload_kept TO inbox_operator;
 GRANT INSERT ({OWED}), UPDATE ({SENT_AGAIN}) ON inbox.report TO inbox_operator;
 GRANT INSERT ON inbox.attempt TO inbox_operator; -- the line of a try that a discard cuts off
-GRANT UPDATE (processing, last) ON inbox.subject_position TO inbox_operator;
+GRANT INSERT, UPDATE (processing, last) ON inbox.subject_position TO inbox_operator;
 
 GRANT SELECT ON inbox.attempt, inbox.subject_position TO inbox_operator, inbox_reader;
 """
