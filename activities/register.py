@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 
 from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
-from inbox.errors import StaleTry, StoreUnavailable, fault_of
+from inbox.errors import StaleTry, StoreUnavailable, TransactionEnded, fault_of
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, OVERTAKEN, TRIED, RegisterInput, RegisterResult, Tried
@@ -110,6 +110,7 @@ class RegisterActivity:
                 "first_run_id": work.first_run_id,
                 "activity": info.activity_id,
                 "attempt": info.attempt,
+                "longest": self._settings.declared.timeouts.start_to_close,
                 "began_at": info.started_time,
                 "asked": work.generation,
             },
@@ -143,18 +144,23 @@ class RegisterActivity:
         """All business writes and the row's COMPLETED in one transaction, fenced before the first write."""
         async with self._database.transaction() as tx:
             connection = await driver(tx)
-            if await one(connection, TAKE_FENCE, _fence(claimed)) is None:
+            held = await one(connection, TAKE_FENCE, _fence(claimed))
+            if held is None:
                 raise StaleTry
             outcome = await handler.register(tx, message, prepared)
+            if not tx.in_transaction():  # or the connection may be somebody else's by now
+                raise TransactionEnded
             notice = outcome.notice
             ending = {
+                "xact": held.xact,
                 "outcome": Jsonb(dict(outcome.result)),
                 "notice": notice.kind.value if notice else None,
                 "notice_reason": notice.reason if notice else None,
                 "reports": source.report is not None,
             }
+            # Nobody overtakes a row that is locked: ended behind SQLAlchemy's back (COMMIT as text), the lock is gone.
             if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
-                raise StaleTry
+                raise TransactionEnded
         return outcome
 
     async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
