@@ -20,7 +20,7 @@ from temporalio.service import RPCError
 from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.burial import bury
-from inbox.errors import StaleTry, StoreUnavailable, fault_of
+from inbox.errors import StaleTry, StoreUnavailable, TransactionEnded, fault_of
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, HELD, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
@@ -117,6 +117,7 @@ class RegisterActivity:
             "first_run_id": work.first_run_id,
             "activity": info.activity_id,
             "attempt": info.attempt,
+            "longest": self._settings.declared.timeouts.start_to_close,
             "began_at": info.started_time,
             "asked": work.generation,
             "ordered": ordered,
@@ -161,18 +162,23 @@ class RegisterActivity:
                 ordered = source.ordered and claimed.subject is not None
                 if ordered:  # the lock order: subject, message row, handler's rows
                     await one(connection, LOCK_SUBJECT, _fence(claimed))
-                if await one(connection, TAKE_FENCE, _fence(claimed)) is None:
+                held = await one(connection, TAKE_FENCE, _fence(claimed))
+                if held is None:
                     raise StaleTry
                 outcome = await write(tx)
+                if not tx.in_transaction():  # or the connection may be somebody else's by now
+                    raise TransactionEnded
                 notice = outcome.notice
                 ending = {
+                    "xact": held.xact,
                     "outcome": Jsonb(result or dict(outcome.result)),
                     "notice": notice.kind.value if notice else None,
                     "notice_reason": notice.reason if notice else None,
                     "reports": source.report is not None,
                 }
+                # Nobody overtakes a locked row: it was ended behind SQLAlchemy's back (COMMIT as text).
                 if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
-                    raise StaleTry
+                    raise TransactionEnded
                 if ordered:
                     await rows(connection, RELEASE[source.order], _fence(claimed))
 

@@ -146,5 +146,5 @@ def _retry_after(response: httpx.Response) -> float | None:
         return float(value)
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # the last for a year or a zone past all bounds
         return None

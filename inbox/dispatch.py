@@ -111,13 +111,18 @@ class Dispatcher:
                 await self._rest()
 
     async def _whole_round(self) -> bool:
-        """Run a round; one that is under way when the process is told to go is ended first, or its rows would wait."""
+        """Run a round; one that is under way when the process is told to go is ended first, or its rows would wait.
+
+        What it cannot start in time, because Temporal hangs too, is put back.
+        """
         task = asyncio.create_task(self.round())
+        limit = 2 * self._rpc_timeout.total_seconds()
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.wait([task], timeout=2 * self._rpc_timeout.total_seconds())
+            await asyncio.wait([task], timeout=limit)
             task.cancel()
+            await asyncio.wait([task], timeout=limit)
             raise
 
     async def _rest(self) -> None:
@@ -137,8 +142,10 @@ class Dispatcher:
         for route in ROUTES:
             rows, more = await self._lease(route.queue)
             full = full or more
-            jobs += [self._start(route, row) for row in rows]
-        answered = await asyncio.gather(*jobs)
+            jobs += [(route, row) for row in rows]
+        async with asyncio.TaskGroup() as group:  # unlike gather, it waits for those that it cancels
+            starts = [group.create_task(self._start(route, row)) for route, row in jobs]
+        answered = [start.result() for start in starts]
         if answered:
             self._away = 0 if any(answered) else self._away + 1
         return full and not self._away
@@ -169,9 +176,9 @@ class Dispatcher:
         return found, full
 
     async def _start(self, route: Route, row: Leased) -> bool:
-        """Start one row's workflow and mark it; never raises. Return whether Temporal gave an answer."""
-        async with self._slots:
-            try:
+        """Start one row's workflow and mark it, or put it back. Return whether Temporal gave an answer."""
+        try:
+            async with self._slots:
                 if row.contested and not await self._may_go(route, row):
                     return True
                 with _trace_of(row):
@@ -182,16 +189,19 @@ class Dispatcher:
                         {"id": row.id, "lease": row.lease, "run_id": run_id, "again": self._dispatch.again},
                     )
                 return True
-            except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
-                limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
-                await self._put_back(route, row)
-                return isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
-            except StoreUnavailable:
-                return True  # not marked: the lease ends, and a wake finds the workflow running
-            except Exception as error:  # noqa: BLE001  one row's failure never stops the round
-                limited.error("start", "a workflow was not started: %s", type(error).__name__)
-                await self._put_back(route, row)
-                return True
+        except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
+            limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
+            await self._put_back(route, row)
+            return isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
+        except StoreUnavailable:
+            return True  # not marked: the lease ends, and a wake finds the workflow running
+        except asyncio.CancelledError:
+            await self._put_back(route, row)
+            raise
+        except Exception as error:  # noqa: BLE001  one row's failure never stops the round
+            limited.error("start", "a workflow was not started: %s", type(error).__name__)
+            await self._put_back(route, row)
+            return True
 
     def _order(self, source: str) -> str:
         found = self._settings.source(source)

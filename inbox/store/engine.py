@@ -17,7 +17,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from opentelemetry import trace
-from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
 from sqlalchemy import Connection, NullPool, event
@@ -33,6 +32,7 @@ T = TypeVar("T")
 Params = Mapping[str, Any]
 
 OURS = "inbox.transaction"
+GRACE = 1.0  # seconds in which a statement past its limit may end by itself
 
 # SQLSTATE classes that say “Postgres is not there, or not now”: connection, resources, shutting down, time-outs.
 AWAY = ("08", "53", "57", "58")
@@ -173,7 +173,7 @@ class Database:
     async def run(self, statement: Statement[T], params: Params) -> list[T]:
         """Run one statement in a transaction of its own, one round trip; return its rows."""
         try:
-            async with self._limit(), self._pool.connection() as connection:
+            async with self._limit(GRACE), self._limit(), self._pool.connection() as connection:
                 return await rows(connection, statement, params)
         except (psycopg.Error, PoolTimeout, TooManyRequests, TimeoutError) as error:
             self._translate(error)
@@ -200,6 +200,7 @@ class Database:
         """
         try:
             async with (
+                self._limit(GRACE),
                 self._limit(),
                 self._pool.connection() as connection,
                 connection.pipeline(),
@@ -215,9 +216,13 @@ class Database:
             self._translate(error)
             raise
 
-    def _limit(self) -> asyncio.Timeout:
-        """Limit what a server that hangs, or is gone without a word, can hold up."""
-        return asyncio.timeout(self._timeouts.statement + 1)
+    def _limit(self, grace: float = 0) -> asyncio.Timeout:
+        """Limit what a server that hangs, or is gone without a word, can hold up.
+
+        Two are laid around a statement: at the first psycopg asks the server to cancel, for ten seconds if need be;
+        at the second it closes the connection.
+        """
+        return asyncio.timeout(self._timeouts.statement + 1 + grace)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -228,11 +233,11 @@ class Database:
         """
         limit = asyncio.timeout(self._timeouts.transaction)
         try:
-            async with limit, self._engine.connect() as connection, connection.begin():
+            async with limit, self._engine.connect() as connection, connection.begin() as begun:
                 info = (await connection.get_raw_connection()).info
                 info[OURS] = True
                 yield connection
-                if (await driver(connection)).info.transaction_status is not TransactionStatus.INTRANS:
+                if not begun.is_active:  # rolled back, or its commit was refused and nobody listened
                     raise TransactionEnded
                 info[OURS] = False
         except (psycopg.Error, DBAPIError, PoolTimeout, TooManyRequests) as error:

@@ -117,15 +117,20 @@ class Claimed:
 # was redriven, and this try belongs to the generation before; SUPERSEDED, a later attempt of Temporal's holds it, so
 # this one is a zombie. A row found PROCESSING by a later attempt lost its last try: that try's line is written in the
 # same statement. The attempt that holds the row is known by run, activity and attempt, and by when it began: an
-# operator can reset the attempts, and clocks can be set back, but hardly both at once.
+# operator can reset the attempts, and clocks can be set back, but hardly both at once. Of two runs the numbers say
+# nothing: one that began earlier waits until the holder's try must have ended (``longest``, in seconds).
 CLAIM = Statement(
     "claim",
     Claimed,
     """
     WITH before AS (
         SELECT *, CASE WHEN generation <> %(asked)s THEN 'OVERTAKEN'
-                       WHEN claimed_run_id = %(run_id)s AND claimed_activity = %(activity)s
-                            AND claimed_attempt >= %(attempt)s AND claim_began_at > %(began_at)s THEN 'SUPERSEDED'
+                       WHEN claim_began_at > %(began_at)s
+                            AND CASE WHEN claimed_run_id = %(run_id)s AND claimed_activity = %(activity)s
+                                     THEN claimed_attempt >= %(attempt)s
+                                     ELSE status = 'PROCESSING'
+                                          AND updated_at > now() - make_interval(secs => %(longest)s) END
+                       THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
                        WHEN held_since IS NOT NULL AND status <> 'PROCESSING' THEN 'HELD'
                        ELSE 'CLAIMED' END AS answer
@@ -187,14 +192,24 @@ class Standing:
 READ_STANDING = Statement("read standing", Standing, "SELECT status, last_code FROM inbox.message WHERE id = %(id)s")
 
 
+@dataclass(frozen=True)
+class Held:
+    """The row is locked for this try, in the transaction ``xact``."""
+
+    id: int
+    xact: str
+
+
 # Locks the row before the handler writes; no row returned means the try was overtaken.
-TAKE_FENCE = Statement("take fence", Fenced, f"SELECT id FROM inbox.message WHERE {FENCE} FOR UPDATE")
+TAKE_FENCE = Statement(
+    "take fence", Held, f"SELECT id, pg_current_xact_id()::text AS xact FROM inbox.message WHERE {FENCE} FOR UPDATE"
+)
 
 # Upstream may have heard that the message is dead.
 CORRECT = "(SELECT told > 0 FROM wrong)"
 
 # The row's COMPLETED with the bundle's transaction, and the reports that it owes: a CORRECTION of an earlier
-# DEAD, and the handler's own notice behind it.
+# DEAD, and the handler's own notice behind it. No row returned: this is no longer the transaction that took the fence.
 COMPLETE = Statement(
     "complete",
     Fenced,
@@ -208,7 +223,7 @@ COMPLETE = Statement(
                updated_at = clock_timestamp(), due_at = NULL, next_try_at = NULL,
                report_state = CASE WHEN %(reports)s AND (%(notice)s::text IS NOT NULL OR {CORRECT})
                                    THEN 'OWED' ELSE report_state END
-         WHERE {FENCE}
+         WHERE {FENCE} AND pg_current_xact_id_if_assigned()::text = %(xact)s
         RETURNING *
     ), corrected AS ({
         _owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
