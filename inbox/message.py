@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -13,6 +14,8 @@ from inbox.errors import Malformed
 LIMITS = {"tenant": 64, "source": 255, "id": 512, "type": 255, "subject": 512}
 MAX_WORKFLOW_ID = 900
 MAX_SEQUENCE = 2**63 - 1
+MAX_EDITION = 2**31 - 1
+EDITION = re.compile("[0-9]{1,10}")
 
 
 def check_text(field: str, value: object, limit: int | None = None, *, name: str | None = None) -> str:
@@ -63,8 +66,8 @@ class Key:
         Raises Malformed.
         """
         text, tilde, edition = text.partition("~")
-        if tilde and not (edition.isascii() and edition.isdigit() and int(edition) >= 1):
-            raise Malformed("key", "an edition is a number from 1, behind ~")
+        if tilde and not (EDITION.fullmatch(edition) and 1 <= int(edition) <= MAX_EDITION):
+            raise Malformed("key", "an edition is a number from 1 to 2^31-1, behind ~")
         try:
             parts = [unquote(part, errors="strict") for part in text.split("/")]
         except UnicodeDecodeError:
