@@ -47,6 +47,7 @@ class Timeouts(_Strict):
     connect: float = 3
     rpc: float = 5
     lease: float = 30
+    request: float = Field(default=20, gt=0)
 
     @model_validator(mode="after")
     def _in_order(self) -> Timeouts:
