@@ -12,7 +12,8 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from inbox.ingest.http import READ_AWAY, HttpProblem, problem_response
 
@@ -50,11 +51,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refused: HttpProblem | None = None
         self._offered = False  # another protocol
         self._unread: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
         self._watch = self.loop.call_later(self.patience, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Wait for nothing more, and tell the request that runs; uvicorn tells the last one that came."""
         self._watch.cancel()
+        self.pipeline.clear()
+        if self._running:
+            self._running.disconnected = True
+            self._running.message_event.set()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -111,6 +117,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_body(self, body: bytes) -> None:
         """Pass a part of the body on."""
         self._pending = 0
@@ -159,9 +169,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if not answering:
             self.transport.write(_as_bytes(problem))
         self.transport.close()
-        if self._answer_owed():
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        if self._running:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
 
 def limited(patience: float) -> type[LimitedProtocol]:

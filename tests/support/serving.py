@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psycopg
 import uvicorn
+import uvloop
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from psycopg.rows import dict_row
@@ -45,6 +46,11 @@ class Served:
     def holds(self, client: tuple[str, int]) -> bool:
         """Tell whether the server still has the connection of this client."""
         return any(connection.client == client for connection in list(self.server.server_state.connections))
+
+    def tell(self, client: tuple[str, int], event: str) -> None:
+        """Call a method of the connection's protocol, as its transport would."""
+        (protocol,) = [one for one in list(self.server.server_state.connections) if one.client == client]
+        protocol.loop.call_soon_threadsafe(getattr(protocol, event))
 
     def sql(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
         """Run a statement of the test's own."""
@@ -93,12 +99,15 @@ async def _serve(server: uvicorn.Server, database: Database, listening: socket.s
     await database.close()
 
 
-@contextmanager
-def serving(url: str, name: str, send_buffer: int | None = None, **sections: Any) -> Iterator[Served]:
-    """Run ingest on a free port of loopback; ``sections`` are laid over the sources' file.
+def _run(serve: Coroutine[Any, Any, None]) -> None:
+    """Run on the loop that ``inbox serve`` runs on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve)
 
-    ``send_buffer`` is what the kernel keeps of answers that no client takes, in bytes.
-    """
+
+@contextmanager
+def serving(url: str, name: str, **sections: Any) -> Iterator[Served]:
+    """Run ingest on a free port of loopback; ``sections`` are laid over the sources' file."""
     settings = settings_for(url, name, **sections)
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
@@ -110,9 +119,7 @@ def serving(url: str, name: str, send_buffer: int | None = None, **sections: Any
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(100)
-    if send_buffer:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    thread = threading.Thread(target=asyncio.run, args=(_serve(server, database, listening),), daemon=True)
+    thread = threading.Thread(target=_run, args=(_serve(server, database, listening),), daemon=True)
     thread.start()
     address = listening.getsockname()
     try:
