@@ -5,10 +5,12 @@ No SQL and no workflow is defined here: run as ``__main__``, this file would be 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +23,10 @@ from temporalio.workflow import SandboxImportNotificationPolicy
 from activities.bury import BuryActivity
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
+from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
-from inbox.process import run_until_signal
+from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import load_handlers
 from inbox.settings import Settings
 from inbox.store.engine import Database
@@ -36,42 +39,75 @@ from workflows.send_report import SendReport
 log = logging.getLogger(__name__)
 
 
-def build_worker(
+def build_workers(
     settings: Settings,
     client: Client,
     database: Database,
     handlers: dict[str, Handler[Any, Any]],
     http: httpx.AsyncClient,
     dispatcher: Dispatcher,
-) -> Worker:
-    """Return the Temporal worker with everything that it needs injected."""
+) -> list[Worker]:
+    """Return the workers of messages and of reports, with everything that they need injected."""
     identity = f"{os.getpid()}@{socket.gethostname()}"
     register = RegisterActivity(database, handlers, settings, identity, dispatcher.nudge)
     burial = BuryActivity(database, handlers.values(), settings, dispatcher.nudge)
     reports = ReportActivities(database, handlers, settings, http, dispatcher.nudge)
-    return Worker(
-        client,
-        task_queue=settings.task_queue,
-        identity=identity,
-        workflows=[ProcessMessage, SendReport],
-        activities=[register.register, burial.bury, reports.send, reports.give_up],
-        max_concurrent_activities=settings.activities,
-        # 0, the default, would fail running tries at every deploy.
-        graceful_shutdown_timeout=timedelta(seconds=settings.declared.timeouts.graceful_shutdown),
-        # Otherwise a bug in a workflow leaves it Running for ever.
-        workflow_failure_exception_types=[Exception],
-        workflow_runner=SandboxedWorkflowRunner(
-            restrictions=SandboxRestrictions.default.with_import_notification_policy(
-                SandboxImportNotificationPolicy.RAISE_ON_UNINTENTIONAL_PASSTHROUGH
-            )
-        ),
-    )
+
+    def worker(task_queue: str, workflow: type, activities: list[Callable[..., Any]], slots: int) -> Worker:
+        return Worker(
+            client,
+            task_queue=task_queue,
+            identity=identity,
+            workflows=[workflow],
+            activities=activities,
+            max_concurrent_activities=slots,
+            # 0, the default, would fail running tries at every deploy.
+            graceful_shutdown_timeout=timedelta(seconds=settings.declared.timeouts.graceful_shutdown),
+            # Otherwise a bug in a workflow leaves it Running for ever.
+            workflow_failure_exception_types=[Exception],
+            workflow_runner=SandboxedWorkflowRunner(
+                restrictions=SandboxRestrictions.default.with_import_notification_policy(
+                    SandboxImportNotificationPolicy.RAISE_ON_UNINTENTIONAL_PASSTHROUGH
+                )
+            ),
+        )
+
+    return [
+        worker(settings.task_queue, ProcessMessage, [register.register, burial.bury], settings.activities),
+        worker(settings.report_queue, SendReport, [reports.send, reports.give_up], settings.report_activities),
+    ]
+
+
+async def run_workers(workers: list[Worker]) -> None:
+    """Run all of them until they are shut down; one that fails ends the others. Raises what it failed of."""
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            group.create_task(worker.run())
+
+
+async def shut_down(workers: list[Worker]) -> None:
+    """Drain all of them at once."""
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+
+
+async def _reach_servers(settings: Settings) -> Client:
+    """Return a client of Temporal once both servers are there and fit to work with."""
+    await wait_for_store(settings)
+    client = await connect(settings.metrics_listen)
+    await wait_for_search_attributes(client, settings.declared.timeouts.rpc)
+    return client
 
 
 async def run_worker(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT, then drain: no running try is cut off. Raises SettingsError and RuntimeError."""
-    tracing = configure_tracing("temporal-inbox-worker")
+    """Run until SIGTERM or SIGINT, then drain: no running try is cut off.
+
+    Waits for a server that is away. Raises SettingsError, Unfit and RuntimeError.
+    """
     handlers = load_handlers(settings)
+    client = await unless_signalled(_reach_servers(settings))
+    if client is None:
+        return
+    tracing = configure_tracing("temporal-inbox-worker")
     database = Database(
         settings.database_url.get_secret_value(),
         size=settings.pool,
@@ -79,13 +115,14 @@ async def run_worker(settings: Settings) -> None:
         timeouts=settings.declared.timeouts,
     )
     await database.open()
-    client = await connect(settings.metrics_listen)
     dispatcher = Dispatcher(database, client, settings)
     try:
         async with httpx.AsyncClient() as http:
-            worker = build_worker(settings, client, database, handlers, http, dispatcher)
+            workers = build_workers(settings, client, database, handlers, http, dispatcher)
             log.info("worker started: types %s", ", ".join(sorted(handlers)) or "none")
-            await run_until_signal(worker.run(), worker.shutdown, dispatcher.run(), keep_partitions(database))
+            await run_until_signal(
+                run_workers(workers), lambda: shut_down(workers), dispatcher.run(), keep_partitions(database)
+            )
     finally:
         for handler in handlers.values():
             if hasattr(handler, "aclose"):

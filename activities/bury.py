@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
+from activities.failures import codes_only
 from activities.verdict import hint_for
 from inbox.burial import bury
-from inbox.errors import StoreUnavailable
 from inbox.handler import Handler
 from inbox.references import GONE, BuryInput, RegisterResult
 from inbox.settings import Settings
@@ -38,10 +37,8 @@ class BuryActivity:
 
         Raises ApplicationError, retryable, while Postgres is away.
         """
-        try:
+        with codes_only():
             standing = await bury(self._database, self._settings, work, "by an operator, in Temporal")
-        except StoreUnavailable as error:
-            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
         self._owed()
         if standing is None:
             return RegisterResult(GONE)

@@ -16,8 +16,9 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
+from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
-from inbox.errors import NotServed, StaleTry, StoreUnavailable
+from inbox.errors import StaleTry, StoreUnavailable, fault_of
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import decode
 from inbox.references import GONE, OVERTAKEN, TRIED, RegisterInput, RegisterResult, Tried
@@ -25,10 +26,21 @@ from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OwnCode, Status
 from inbox.store.engine import Database, driver, one
-from inbox.store.statements import BURY, CLAIM, COMPLETE, FAIL, READ_STANDING, TAKE_FENCE, Claimed
+from inbox.store.statements import (
+    BURY,
+    CLAIM,
+    COMPLETE,
+    FAIL,
+    LOCK_MESSAGE,
+    READ_STANDING,
+    SET_ASIDE,
+    TAKE_FENCE,
+    Claimed,
+)
 
 log = logging.getLogger(__name__)
 HEARTBEATS = 5  # in one heartbeat time-out
+LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
 
 class RegisterActivity:
@@ -56,9 +68,16 @@ class RegisterActivity:
         row is left DEAD non-retryable, with status, code and hint as details; and a plain retryable one where no
         try was spent or its end could not be recorded.
         """
+        with codes_only():
+            return await self._register(work)
+
+    async def _register(self, work: RegisterInput) -> RegisterResult:
         async with _heartbeats(self._settings.declared.timeouts.heartbeat / HEARTBEATS):
+            source = self._settings.source(work.source)
+            handler = self._handlers.get(work.type)
+            if source is None or handler is None:
+                await self._set_aside(work, "settings for its source" if source is None else "handler for its type")
             try:
-                handler, source = self._served(work)
                 claimed = await self._claim(work, source)
                 match claimed:
                     case Claimed(answer="CLAIMED"):
@@ -71,17 +90,13 @@ class RegisterActivity:
                         return await self._closed(work)
             except StaleTry:
                 return await self._closed(work)
-            except (NotServed, StoreUnavailable) as error:
-                raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
-    def _served(self, work: RegisterInput) -> tuple[Handler[Any, Any], SourceSettings]:
-        source = self._settings.source(work.source)
-        handler = self._handlers.get(work.type)
-        if source is None or handler is None:
-            missing = "settings for its source" if source is None else "handler for its type"
-            log.error("a message waits: this worker has no %s", missing, extra={"source": work.source})
-            raise NotServed
-        return handler, source
+    async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
+        """Leave a message to a worker that serves it: no try is spent, and nobody else is held up."""
+        log.error("a message waits: this worker has no %s", missing, extra={"source": work.source})
+        await self._database.one(SET_ASIDE, {"id": work.message, "again": self._settings.declared.dispatch.again})
+        delay = min(2.0 ** min(activity.info().attempt, 10), LONGEST_ASIDE) * random.uniform(1.0, 1.1)
+        raise ApplicationError("NotServed", type="NotServed", next_retry_delay=timedelta(seconds=delay))
 
     async def _claim(self, work: RegisterInput, source: SourceSettings) -> Claimed | None:
         info = activity.info()
@@ -93,6 +108,8 @@ class RegisterActivity:
                 "worker": self._worker,
                 "run_id": info.workflow_run_id,
                 "first_run_id": work.first_run_id,
+                "activity": info.activity_id,
+                "attempt": info.attempt,
                 "began_at": info.started_time,
                 "asked": work.generation,
             },
@@ -153,7 +170,13 @@ class RegisterActivity:
             "began_at": claimed.began_at,
             "reports": source.report is not None,
         }
-        ended = await self._database.one(FAIL, _fence(claimed) | record)
+        try:
+            ended = await self._database.locked(LOCK_MESSAGE, FAIL, _fence(claimed) | record)
+        except StoreUnavailable as error:
+            # Recorded or lost, the try is over, and the next one is due after the source's interval all the same.
+            raise ApplicationError(
+                str(fault_of(error)), type="StoreUnavailable", next_retry_delay=timedelta(seconds=delay)
+            ) from None
         if ended is None:  # overtaken; or the bundle's commit, whose answer was lost, had taken effect
             raise StaleTry
         number = ended.tries - ended.tries_before
@@ -178,17 +201,20 @@ class RegisterActivity:
 
     async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
         """Bury a row that reached its limit without a verdict: its last try was lost, or the limit lowered."""
-        code = OwnCode.TRY_LOST if claimed.status == Status.PROCESSING else claimed.last_code
+        lost = claimed.status == Status.PROCESSING or claimed.last_code is None
+        code = OwnCode.TRY_LOST if lost else claimed.last_code
+        reason = "no answer from its last worker" if lost else claimed.last_reason
+        own = code in set(OwnCode)
         burial = {
             "id": claimed.id,
             "generation": claimed.generation,
             "tries": claimed.tries,
             "code": code,
-            "reason": "no tries left",
-            "told": self._settings.system_phrase(claimed.source),
+            "reason": reason,
+            "told": self._settings.system_phrase(claimed.source) if own else reason,
             "reports": source.report is not None,
         }
-        if await self._database.one(BURY, burial) is None:
+        if await self._database.locked(LOCK_MESSAGE, BURY, burial) is None:
             raise StaleTry
         self._owed()
         self._raise_dead("no tries left", code)

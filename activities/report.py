@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
@@ -14,17 +15,19 @@ from opentelemetry import propagate, trace
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from inbox.errors import StoreUnavailable, fault_of
+from activities.failures import codes_only
+from inbox.errors import NotServed, fault_of
 from inbox.handler import Handler, Report, reporter_of
 from inbox.references import ReportInput
 from inbox.settings import ReportSettings, Settings
 from inbox.spans import span
 from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database
-from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, Sending
+from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, LOCK_MESSAGE_OF, Sending
 
 log = logging.getLogger(__name__)
-LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more
+LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more,
+LONGEST_ASKED = 24 * 3600.0  # but for no longer than this
 CALL = 10.0  # seconds for one call
 
 
@@ -52,26 +55,22 @@ class ReportActivities:
         Raises ApplicationError, retryable, with the next call's delay: growing with the report's tries, or what
         Retry-After asks for.
         """
-        try:
+        with codes_only():
             settings = self._reporting(work)
-            sending = await self._database.one(BEGIN_REPORT, {"id": work.report})
+            sending = await self._database.locked(LOCK_MESSAGE_OF, BEGIN_REPORT, {"id": work.report})
             if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
                 return
             response = await self._call(sending, settings)
             if response is None or not _is_success(response, settings):
                 await self._delay(sending, response)
             await self._close(work, ReportState.SENT)
-        except StoreUnavailable as error:
-            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
     @activity.defn(name="give_up_report")
     async def give_up(self, work: ReportInput) -> None:
         """Close the report as GIVEN_UP. Raises ApplicationError, retryable, while Postgres is away."""
         log.error("a report was given up: upstream did not take it in time", extra={"source": work.source})
-        try:
+        with codes_only():
             await self._close(work, ReportState.GIVEN_UP)
-        except StoreUnavailable as error:
-            raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
 
     def _reporting(self, work: ReportInput) -> ReportSettings:
         source = self._settings.source(work.source)
@@ -79,7 +78,7 @@ class ReportActivities:
             log.error(
                 "a report waits: this worker has no report settings for its source", extra={"source": work.source}
             )
-            raise ApplicationError("NotServed", type="NotServed")
+            raise NotServed
         return source.report
 
     async def _call(self, sending: Sending, settings: ReportSettings) -> httpx.Response | None:
@@ -101,8 +100,9 @@ class ReportActivities:
             propagate.inject(headers)
             body = reporter_of(self._handlers.get(sending.type)).body(report)
             try:
-                response = await self._client.post(settings.url, json=body, headers=headers, timeout=CALL)
-            except httpx.HTTPError as error:
+                async with asyncio.timeout(CALL):  # of the whole call: httpx's own is for each read
+                    response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=CALL)
+            except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                 current.set_attribute("error.type", fault_of(error).error_class)
                 log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
                 return None
@@ -112,7 +112,7 @@ class ReportActivities:
     async def _delay(self, sending: Sending, response: httpx.Response | None) -> NoReturn:
         wait = min(2.0 ** min(sending.tries - 1, 20), LONGEST_WAIT) * random.uniform(1.0, 1.1)
         asked = None if response is None else _retry_after(response)
-        delay = wait if asked is None else max(asked, 1.0)
+        delay = wait if asked is None else min(max(asked, 1.0), LONGEST_ASKED, _time_left() / 2)
         fault = "no answer" if response is None else f"HTTP {response.status_code}"
         parameters = {"id": sending.id, "tries": sending.tries, "fault": fault, "delay": delay}
         await self._database.one(DELAY_REPORT, parameters)
@@ -124,12 +124,19 @@ class ReportActivities:
         )
 
     async def _close(self, work: ReportInput, state: ReportState) -> None:
-        await self._database.one(CLOSE_REPORT, {"id": work.report, "state": state.value})
+        await self._database.locked(LOCK_MESSAGE_OF, CLOSE_REPORT, {"id": work.report, "state": state.value})
         self._due()
 
 
 def _is_success(response: httpx.Response, settings: ReportSettings) -> bool:
     return response.status_code in settings.success if settings.success else response.is_success
+
+
+def _time_left() -> float:
+    """Return the seconds that Temporal gives the report yet; a wait beyond them would end it at once."""
+    info = activity.info()
+    limit = info.schedule_to_close_timeout or timedelta(0)
+    return max(1.0, (limit - (info.started_time - info.scheduled_time)).total_seconds())
 
 
 def _retry_after(response: httpx.Response) -> float | None:

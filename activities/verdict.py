@@ -10,6 +10,7 @@ from inbox.errors import BusinessError, InboxError, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
 from inbox.states import OwnCode
 
+LONGEST = 2000  # characters
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
 HINTS: Mapping[str, str] = {
     OwnCode.SYSTEM_ERROR: "see the failed tries for error class and status; mend that service, then redrive",
@@ -40,6 +41,11 @@ class Verdict:
     non_retryable: bool = False
 
 
+def storable(text: str) -> str:
+    """Return a handler's text as Postgres can keep it: without NUL and lone surrogates, and of bounded length."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:LONGEST]
+
+
 def judge(error: Exception, handler: Handler[Any, Any], phrase: str) -> Verdict:
     """Judge the error that ended a try; a message of an error that is not ours is neither kept nor told.
 
@@ -48,7 +54,8 @@ def judge(error: Exception, handler: Handler[Any, Any], phrase: str) -> Verdict:
     match error:
         case BusinessError():
             final = error.code in non_retryable_of(handler)
-            return Verdict(error.code, error.reason, error.reason, non_retryable=final)
+            reason = storable(error.reason)
+            return Verdict(storable(error.code), reason, reason, non_retryable=final)
         case PayloadGone():
             return Verdict(OwnCode.PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
         case InvalidPayload():

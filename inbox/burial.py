@@ -9,7 +9,7 @@ from inbox.settings import Settings
 from inbox.states import CLOSED, OwnCode
 from inbox.store.engine import Database
 from inbox.store.reads import READ_RECORD, Record
-from inbox.store.statements import BURY, READ_STANDING, REDRIVE, Standing
+from inbox.store.statements import BURY, LOCK_MESSAGE, READ_STANDING, REDRIVE, Standing
 
 
 class NotFound(InboxError):
@@ -49,7 +49,7 @@ async def bury(database: Database, settings: Settings, work: BuryInput, reason: 
         "told": settings.system_phrase(work.source),
         "reports": found is not None and found.report is not None,
     }
-    await database.one(BURY, burial)
+    await database.locked(LOCK_MESSAGE, BURY, burial)
     return await database.one(READ_STANDING, {"id": work.message})
 
 
@@ -70,5 +70,5 @@ async def redrive(database: Database, key: Key) -> None:
     Whoever runs a dispatcher starts it within a tick. Raises NotFound, NotDead, StoreUnavailable.
     """
     record = await find(database, key)
-    if await database.one(REDRIVE, {"id": record.id}) is None:
+    if await database.locked(LOCK_MESSAGE, REDRIVE, {"id": record.id}) is None:
         raise NotDead(f"{key} is {(await find(database, key)).status}")

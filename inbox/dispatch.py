@@ -29,7 +29,7 @@ from temporalio.common import (
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from inbox.errors import StoreUnavailable
+from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
 from inbox.references import PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
 from inbox.settings import GIVE_UP_AFTER, Settings
@@ -54,6 +54,7 @@ class Route:
     queue: Queue
     workflow: str
     argument: Callable[[Settings, Leased], Any]
+    task_queue: Callable[[Settings], str]
 
 
 def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
@@ -71,8 +72,8 @@ def _send_report(settings: Settings, row: Leased) -> SendReportInput:
 
 
 ROUTES = (
-    Route(MESSAGES, PROCESS_MESSAGE, _process_message),
-    Route(REPORTS, SEND_REPORT, _send_report),
+    Route(MESSAGES, PROCESS_MESSAGE, _process_message, lambda settings: settings.task_queue),
+    Route(REPORTS, SEND_REPORT, _send_report, lambda settings: settings.report_queue),
 )
 
 
@@ -97,7 +98,7 @@ class Dispatcher:
         """Run rounds until cancelled; one that fails is logged and followed by the next."""
         while True:
             try:
-                busy = await self.round()
+                busy = await self._whole_round()
             except StoreUnavailable:
                 limited.warning("store", "dispatch waits: Postgres gives no answer")
                 busy = False
@@ -107,13 +108,24 @@ class Dispatcher:
             if not busy:
                 await self._rest()
 
+    async def _whole_round(self) -> bool:
+        """Run a round; one that is under way when the process is told to go is ended first, or its rows would wait."""
+        task = asyncio.create_task(self.round())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task], timeout=2 * self._rpc_timeout.total_seconds())
+            task.cancel()
+            raise
+
     async def _rest(self) -> None:
         """Wait for a nudge, a tick at the most; while Temporal is away longer and longer, and deaf to nudges."""
         if self._away:
             await asyncio.sleep(min(self._dispatch.tick * self._away, MAX_SEARCH) * random.uniform(0.8, 1.2))
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._nudged.wait(), self._dispatch.tick)
+            async with asyncio.timeout(self._dispatch.tick):  # wait_for can lose a cancel to a nudge (Python 3.11)
+                await self._nudged.wait()
 
     async def round(self) -> bool:
         """Start what is due now, a share of each source; tell whether there may be more."""
@@ -195,7 +207,7 @@ class Dispatcher:
             route.workflow,
             route.argument(self._settings, row),
             id=row.workflow_id,
-            task_queue=self._settings.task_queue,
+            task_queue=route.task_queue(self._settings),
             id_reuse_policy=reuse,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             rpc_timeout=self._rpc_timeout,
@@ -214,8 +226,10 @@ class Dispatcher:
 
     async def _put_back(self, route: Route, row: Leased) -> None:
         delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
-        with suppress(StoreUnavailable):  # then the lease ends by itself
+        try:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
+        except Exception as error:  # noqa: BLE001  then the lease ends by itself
+            limited.warning("put back", "a row was not put back, its lease ends by itself: %s", fault_of(error))
 
 
 def _kind(error: Exception) -> str:

@@ -9,7 +9,13 @@ InboxError
 │   └── ContentConflict     its ID was used for other content
 ├── BusinessError       a handler's own refusal: code and reason are told upstream
 ├── SettingsError       a setting that cannot work
+├── MigrationRefused    the database cannot be migrated by this user
+├── Unfit               a server that answers, and cannot be worked with as it is
+│   ├── StoreRefuses        Postgres refuses the connection
+│   ├── SchemaUnfit         the schema is not the one that this code needs
+│   └── TemporalUnfit       a search attribute is missing, or of another type
 ├── StoreUnavailable    Postgres gave no answer
+├── TransactionEnded    a handler ended the transaction that is not its own to end
 ├── StaleTry            the try was overtaken: its row has moved on
 └── NotServed           no handler or no settings here for a message (costs it no try)
 
@@ -67,6 +73,8 @@ class BusinessError(InboxError):
     """
 
     def __init__(self, code: str, reason: str) -> None:
+        if not isinstance(code, str) or not code or not isinstance(reason, str):
+            raise TypeError("a BusinessError has a code and a reason")
         super().__init__(code)
         self.code = code
         self.reason = reason
@@ -76,8 +84,40 @@ class SettingsError(InboxError):
     """A setting cannot work; the text is one clear line."""
 
 
+class MigrationRefused(InboxError):
+    """The database cannot be migrated by this user; the text is one clear line that says what to do."""
+
+
+class Unfit(InboxError):
+    """A server answers, and cannot be worked with as it is; the text is one clear line that says what to do."""
+
+
+class StoreRefuses(Unfit):
+    """Postgres refuses the connection."""
+
+
+class SchemaUnfit(Unfit):
+    """The schema is not the one that this code needs, or hidden from it."""
+
+
+class TemporalUnfit(Unfit):
+    """A search attribute is missing, or of another type."""
+
+
 class StoreUnavailable(InboxError):
-    """Postgres gave no answer; whether the statement took effect is unknown."""
+    """Postgres gave no answer; whether the statement took effect is unknown.
+
+    ``error_class`` and ``status`` (SQLSTATE) are those of the error that said so.
+    """
+
+    def __init__(self, error_class: str = "", status: str = "") -> None:
+        super().__init__(error_class)
+        self.error_class = error_class
+        self.status = status
+
+
+class TransactionEnded(InboxError):
+    """A handler committed or rolled back; its bundle and the row's COMPLETED could no longer be one transaction."""
 
 
 class StaleTry(InboxError):
@@ -105,6 +145,8 @@ class Fault:
 
 def fault_of(error: BaseException) -> Fault:
     """Describe ``error`` without its message, by the status of whichever library raised it."""
+    if isinstance(error, StoreUnavailable) and error.error_class:
+        return Fault(error.error_class, error.status)
     original = getattr(error, "orig", None) or error  # SQLAlchemy keeps the driver's error in .orig
     sqlstate = getattr(original, "sqlstate", None)
     http_status = getattr(getattr(error, "response", None), "status_code", None)

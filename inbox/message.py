@@ -14,8 +14,7 @@ from inbox.errors import Malformed
 LIMITS = {"tenant": 64, "source": 255, "id": 512, "type": 255, "subject": 512}
 MAX_WORKFLOW_ID = 900
 MAX_SEQUENCE = 2**63 - 1
-MAX_EDITION = 2**31 - 1
-EDITION = re.compile("[0-9]{1,10}")
+EDITION = re.compile("[1-9][0-9]{0,8}")
 
 
 def check_text(field: str, value: object, limit: int | None = None, *, name: str | None = None) -> str:
@@ -66,13 +65,13 @@ class Key:
         Raises Malformed.
         """
         text, tilde, edition = text.partition("~")
-        if tilde and not (EDITION.fullmatch(edition) and 1 <= int(edition) <= MAX_EDITION):
-            raise Malformed("key", "an edition is a number from 1 to 2^31-1, behind ~")
+        if tilde and not EDITION.fullmatch(edition):
+            raise Malformed("key", "an edition is a number from 1, behind ~")
         try:
             parts = [unquote(part, errors="strict") for part in text.split("/")]
         except UnicodeDecodeError:
             raise Malformed("key", "must be percent-encoded UTF-8") from None
-        if len(parts) not in (2, 3):
+        if len(parts) not in (2, 3) or not all(parts):
             raise Malformed("key", "must be source/id or tenant/source/id")
         tenant, source, message_id = ["", *parts][-3:]
         return cls(tenant, source, message_id, int(edition) if tilde else None)
@@ -89,5 +88,8 @@ def workflow_id(inbox: str, key: Key, *, private: bool = False, secret: bytes = 
         return plain
     named = f"{key.tenant}\0{key.source}\0{key.id}"
     digest = hmac.new(secret, named.encode(), hashlib.sha256).hexdigest()
-    hashed = f"{inbox}/{Key(key.tenant, key.source, digest, key.edition)}"
-    return hashed if len(hashed) <= MAX_WORKFLOW_ID else f"{inbox}/{Key('', '-', digest, key.edition)}"
+    # Behind a sign that is percent-encoded wherever a part holds it, so that no ID can look like a hash.
+    edition = f"~{key.edition}" if key.edition and key.edition > 1 else ""
+    scope = "/".join(quote_part(part) for part in (inbox, key.tenant, key.source) if part)
+    hashed = f"{scope}/={digest}{edition}"
+    return hashed if len(hashed) <= MAX_WORKFLOW_ID else f"{inbox}/={digest}{edition}"

@@ -5,7 +5,27 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+T = TypeVar("T")
+
+
+async def unless_signalled(beginning: Coroutine[Any, Any, T]) -> T | None:
+    """Return what ``beginning`` returns; None, with it cancelled, where SIGTERM or SIGINT comes before.
+
+    For what may wait long. Without a handler the signal would do nothing to a container's first process.
+    """
+    task = asyncio.create_task(beginning)
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await asyncio.wait([task])
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    return None if task.cancelled() else task.result()
 
 
 async def run_until_signal(
@@ -19,7 +39,7 @@ async def run_until_signal(
     """
     signalled = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, signalled.set)
     serving = asyncio.create_task(serve)
     others = [asyncio.create_task(work) for work in background]

@@ -6,29 +6,51 @@ Temporal's connection is not here: its own standard environment and profiles say
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as UnreadableSettings
 
-from inbox.errors import SettingsError
+from inbox.errors import Malformed, SettingsError
+from inbox.message import check_text
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
 SYSTEM_ERROR = "system error"
+HIGHEST_PORT = 65535
+# What the command reads that asks a running ingest (spec section 15), and no process of ours.
+OF_THE_COMMAND = {"INBOX_URL", "INBOX_OPERATOR_TOKEN"}
+# What Kubernetes puts into every pod for a Service whose name begins with "inbox".
+OF_KUBERNETES = re.compile(r"INBOX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
 TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+Seconds = Annotated[float, Field(ge=0.01, le=10 * 365 * 24 * 3600, allow_inf_nan=False)]
 
 
 def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError("not a time zone of the IANA database") from error
     return name
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= HIGHEST_PORT):
+        raise ValueError("must be host:port")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address)]
 
 
 class _Strict(BaseModel):
@@ -38,16 +60,16 @@ class _Strict(BaseModel):
 class Timeouts(_Strict):
     """Seconds; each must be shorter than the next (spec section 7)."""
 
-    lock: float = 3
-    heartbeat: float = 5
-    statement: float = 10
-    transaction: float = 20
-    start_to_close: float = 30
-    graceful_shutdown: float = 40
-    connect: float = 3
-    rpc: float = 5
-    lease: float = 30
-    request: float = Field(default=20, gt=0)
+    lock: Seconds = 3
+    heartbeat: Seconds = 5
+    statement: Seconds = 10
+    transaction: Seconds = 20
+    start_to_close: Seconds = 30
+    graceful_shutdown: Seconds = 40
+    connect: Seconds = 3
+    rpc: Seconds = 5
+    lease: Seconds = 30
+    request: Seconds = 20
 
     @model_validator(mode="after")
     def _in_order(self) -> Timeouts:
@@ -61,10 +83,10 @@ class Timeouts(_Strict):
 class ReportSettings(_Strict):
     """Where a source's notices go: ``url`` takes a POST; success is any 2xx unless ``success`` lists statuses."""
 
-    url: str
+    url: HttpUrl
     token: SecretStr | None = None
     success: tuple[int, ...] = ()
-    give_up_after: float = Field(default=GIVE_UP_AFTER, gt=0, description="seconds")
+    give_up_after: Seconds = GIVE_UP_AFTER
     system_error: str = Field(default=SYSTEM_ERROR, description="told instead of a reason that is not ours")
 
 
@@ -75,7 +97,7 @@ class SourceSettings(_Strict):
     tokens: tuple[TokenHash, ...] = ()
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
-    retry_interval: float = Field(default=60, gt=0)
+    retry_interval: Seconds = 60
     zone: Annotated[str, AfterValidator(_zone)] = "UTC"
     private_ids: bool = False
     report: ReportSettings | None = None
@@ -98,11 +120,11 @@ class DispatchSettings(_Strict):
     ``concurrency``: starts under way at once; ``again``: after how long a started row falls due again.
     """
 
-    tick: float = 1
+    tick: Seconds = 1
     share: int = Field(default=50, ge=1)
     cap: int = Field(default=200, ge=1)
     concurrency: int = Field(default=20, ge=1)
-    again: float = 15 * 60
+    again: Seconds = 15 * 60
 
 
 class Sources(_Strict):
@@ -115,9 +137,21 @@ class Sources(_Strict):
     handlers: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _legacy_source_exists(self) -> Sources:
-        if self.legacy and self.legacy.source not in self.sources:
-            raise ValueError(f"legacy.source names {self.legacy.source!r}, which is not among the sources")
+    def _names_fit(self) -> Sources:
+        for name in self.sources:
+            try:
+                check_text("source", name)
+            except Malformed as error:
+                raise ValueError(f"a source's name {error.detail}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _legacy_source_takes_it(self) -> Sources:
+        legacy = self.legacy
+        if legacy and legacy.source not in self.sources:
+            raise ValueError(f"legacy.source names {legacy.source!r}, which is not among the sources")
+        if legacy and legacy.type not in self.sources[legacy.source].types:
+            raise ValueError(f"legacy.type {legacy.type!r} is not among the types of sources.{legacy.source}")
         return self
 
 
@@ -129,19 +163,20 @@ class Settings(BaseSettings):
     database_url: SecretStr = Field(validation_alias="DATABASE_URL")
     name: str = Field(default="inbox", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     config: Path | None = None
-    listen: str = "127.0.0.1:8080"
-    metrics_listen: str | None = None
+    listen: Address = "127.0.0.1:8080"
+    metrics_listen: Address | None = None
     id_key: SecretStr | None = None
     operator_tokens: tuple[TokenHash, ...] = ()
-    pool: int = Field(default=12, ge=4)
+    pool: int = Field(default=16, ge=4)
     activities: int = Field(default=10, ge=1)
-    max_body: int = 1024 * 1024
+    report_activities: int = Field(default=4, ge=1)
+    max_body: int = Field(default=1024 * 1024, ge=1)
     declared: Sources = Field(default_factory=Sources, exclude=True)
 
     @model_validator(mode="after")
     def _pool_holds_the_activities(self) -> Settings:
-        if self.pool < self.activities + 2:
-            raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + 2")
+        if self.pool < self.activities + self.report_activities + 2:
+            raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2")
         return self
 
     def system_phrase(self, source: str) -> str:
@@ -151,8 +186,13 @@ class Settings(BaseSettings):
 
     @property
     def task_queue(self) -> str:
-        """The Temporal task queue: the inbox's name."""
+        """The Temporal task queue of messages: the inbox's name."""
         return self.name
+
+    @property
+    def report_queue(self) -> str:
+        """The task queue of reports: an upstream that hangs holds up no message."""
+        return f"{self.name}-report"
 
     def source(self, name: str) -> SourceSettings | None:
         """Return a source's settings, or None."""
@@ -171,11 +211,22 @@ def _first_line(error: ValidationError) -> str:
     """Say where the first fault is and what it is, without the value (it may be a secret)."""
     fault = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
-    return f"{place}: {fault['msg']}" if place else str(fault["msg"])
+    what = "unknown setting" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {what}" if place else what
+
+
+def _refuse_unknown(environment: Iterable[str]) -> None:
+    """Raise SettingsError for an ``INBOX_*`` variable that is none of ours: a misspelt one would be without effect."""
+    known = {f"INBOX_{name}".upper() for name in Settings.model_fields if name not in ("database_url", "declared")}
+    for name in sorted(environment):
+        given = name.upper()
+        if given.startswith("INBOX_") and given not in known | OF_THE_COMMAND and not OF_KUBERNETES.fullmatch(given):
+            raise SettingsError(f"{name}: unknown setting")
 
 
 def load_settings() -> Settings:
     """Read environment and TOML file. Raises SettingsError, with one line that names the setting."""
+    _refuse_unknown(os.environ)
     try:
         settings = Settings()
         if settings.config is None:
@@ -183,7 +234,9 @@ def load_settings() -> Settings:
         declared = Sources.model_validate(tomllib.loads(settings.config.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise SettingsError(_first_line(error)) from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except UnreadableSettings as error:  # names the field, and not its value
+        raise SettingsError(str(error)) from None
+    except (OSError, ValueError) as error:  # not there, not UTF-8, or not TOML
         raise SettingsError(f"INBOX_CONFIG: {error}") from None
     private = next((name for name, source in declared.sources.items() if source.private_ids), None)
     if private and settings.id_key is None:

@@ -17,6 +17,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import start_http_server
 
+from inbox.errors import SettingsError
+
 
 def _exported(signal: str) -> bool:
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
@@ -46,18 +48,26 @@ def configure_tracing(service: str) -> TracerProvider | None:
     return provider
 
 
+def _serve(address: str) -> WSGIServer:
+    host, _, port = address.rpartition(":")
+    try:
+        return start_http_server(int(port), host.strip("[]"))[0]
+    except OSError as error:
+        cause = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
+        raise SettingsError(f"INBOX_METRICS_LISTEN: cannot listen on {address}: {cause}") from None
+
+
 def configure_metrics(service: str, listen: str | None = None) -> Callable[[], None] | None:
     """Install the meter provider of this process; return what ends it, or None where nobody asked for metrics.
 
     They go out by OTLP where an endpoint is set, every ``OTEL_METRIC_EXPORT_INTERVAL`` ms, and are served to
-    Prometheus at ``listen`` (host:port, path /metrics). Raises OSError where nothing can listen there.
+    Prometheus at ``listen`` (host:port, path /metrics). Raises SettingsError where nothing can listen there.
     """
     readers: list[MetricReader] = [PeriodicExportingMetricReader(OTLPMetricExporter())] if _exported("METRICS") else []
     server: WSGIServer | None = None
     if listen and not _disabled():
         readers.append(PrometheusMetricReader())
-        host, _, port = listen.rpartition(":")
-        server, _ = start_http_server(int(port), host.strip("[]"))
+        server = _serve(listen)
     if not readers:
         return None
     provider = MeterProvider(readers, _resource(service))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Mapping
+from datetime import timedelta
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.failure.v1 import Failure
@@ -15,13 +17,17 @@ from temporalio.converter import DataConverter, DefaultFailureConverter, Payload
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError
 from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig
+from temporalio.service import RPCError, RPCStatusCode
 
-from inbox.errors import InboxError
+from inbox.errors import InboxError, SettingsError, TemporalUnfit
 from inbox.logs import LimitedLog
 
-limited = LimitedLog(logging.getLogger(__name__), interval=10)
+log = logging.getLogger(__name__)
+limited = LimitedLog(log, interval=10)
 SEARCH_ATTRIBUTES = ("InboxStatus", "InboxSource", "InboxType", "InboxCode")
 KEYWORD = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+# How a server says that search attributes are not this client's business.
+HIDDEN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED)
 
 
 class PlainFailureConverter(DefaultFailureConverter):
@@ -41,10 +47,6 @@ class TemporalAway(InboxError):
     """Temporal gave no answer."""
 
 
-class WrongSearchAttribute(InboxError):
-    """A search attribute exists with another type; Temporal would say OK and then refuse every start."""
-
-
 def _config() -> dict[str, object]:
     config: dict[str, object] = dict(ClientConfig.load_client_connect_config())
     config.setdefault("target_host", "localhost:7233")
@@ -62,7 +64,10 @@ async def connect(metrics: str | None = None) -> Client:
     ``metrics`` is the address (host:port) where the SDK serves its metrics to Prometheus.
     """
     telemetry = TelemetryConfig(metrics=PrometheusConfig(bind_address=metrics) if metrics else None)
-    runtime = Runtime(telemetry=telemetry)
+    try:
+        runtime = Runtime(telemetry=telemetry)
+    except (RuntimeError, ValueError):
+        raise SettingsError(f"INBOX_METRICS_LISTEN: cannot listen on {metrics}; is the address in use?") from None
     wait = 1.0
     while True:
         try:
@@ -76,7 +81,8 @@ async def connect(metrics: str | None = None) -> Client:
 async def register_search_attributes() -> list[str]:
     """Add our search attributes to the namespace and return those that were missing.
 
-    Raises TemporalAway, WrongSearchAttribute, and temporalio.service.RPCError where the server refuses.
+    Raises TemporalAway, TemporalUnfit where one is there with another type (Temporal would say OK and then refuse every
+    start), and temporalio.service.RPCError where the server refuses.
     """
     try:
         client = await Client.connect(**_config())  # type: ignore[arg-type]
@@ -84,12 +90,43 @@ async def register_search_attributes() -> list[str]:
         raise TemporalAway("Temporal gives no answer") from None
     operator = client.operator_service
     found = await operator.list_search_attributes(ListSearchAttributesRequest(namespace=client.namespace))
+    _refuse_other_types(found.custom_attributes)
     missing = [name for name in SEARCH_ATTRIBUTES if name not in found.custom_attributes]
     if missing:
         await operator.add_search_attributes(
             AddSearchAttributesRequest(namespace=client.namespace, search_attributes=dict.fromkeys(missing, KEYWORD))
         )
-    for name in SEARCH_ATTRIBUTES:
-        if found.custom_attributes.get(name, KEYWORD) != KEYWORD:
-            raise WrongSearchAttribute(f"search attribute {name} exists and is not a Keyword")
     return missing
+
+
+async def check_search_attributes(client: Client, rpc: float) -> None:
+    """Look whether the namespace has our search attributes, waiting ``rpc`` seconds.
+
+    Raises TemporalAway, and TemporalUnfit. Where the server lets nobody look (a hosted one may), nothing is said.
+    """
+    request = ListSearchAttributesRequest(namespace=client.namespace)
+    try:
+        found = await client.operator_service.list_search_attributes(request, timeout=timedelta(seconds=rpc))
+    except RuntimeError:
+        raise TemporalAway("Temporal gives no answer") from None
+    except RPCError as error:
+        if error.status in HIDDEN:
+            log.warning("the search attributes were not checked: %s", error.status.name)
+            return
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise TemporalUnfit(f"Temporal has no namespace {client.namespace}") from None
+        raise TemporalAway("Temporal gives no answer") from None
+    _refuse_other_types(found.custom_attributes)
+    missing = [name for name in SEARCH_ATTRIBUTES if name not in found.custom_attributes]
+    if missing:
+        raise TemporalUnfit(f"search attribute {', '.join(missing)} is missing in Temporal: run inbox migrate")
+
+
+def _refuse_other_types(found: Mapping[str, IndexedValueType.ValueType]) -> None:
+    for name in SEARCH_ATTRIBUTES:
+        if (kind := found.get(name, KEYWORD)) != KEYWORD:
+            shown = IndexedValueType.Name(kind).removeprefix("INDEXED_VALUE_TYPE_").title().replace("_", "")
+            raise TemporalUnfit(
+                f"search attribute {name} is of type {shown} in Temporal and must be Keyword: remove it"
+                f" (temporal operator search-attribute remove --name {name}), then run inbox migrate"
+            )

@@ -30,9 +30,9 @@ def failed_message(key: str, failed: Tried) -> str:
 def closed_message(key: str, result: RegisterResult) -> str:
     """Return the text of a closed message."""
     if result.status != "DEAD":
-        return _lines(f"**{result.status}**", f"Record: `{key}`")
+        return _lines(f"**{result.status}**: there is nothing to do.", f"Record: `{key}`")
     return _lines(
-        f"**DEAD**: code `{result.code}`; upstream is told where its source has a report address.",
+        f"**DEAD**: given up, code `{result.code}`. Nothing of it was registered.",
         result.hint and f"What helps: {result.hint}.",
         f"To send it through again: `inbox redrive {key}`",
     )

@@ -41,19 +41,19 @@ class ProcessMessage:
         self._key = workflow.info().workflow_id.partition("/")[2]
         workflow.set_current_details(details.open_message(self._key))
 
-    @workflow.signal(name=WAKE)
+    @workflow.signal(name=WAKE, description="Re-read the row; dispatch sends it")
     def wake(self, generation: int) -> None:
         """Re-read the row: it was made due again (redriven, released, or not heard of for long)."""
         self._wakes += 1
         self._generation = max(self._generation, generation)
 
-    @workflow.signal(name=TRIED)
+    @workflow.signal(name=TRIED, description="A try failed; the worker sends it")
     def tried(self, failed: Tried) -> None:
         """Show operators what the last try failed of, and when the next one is due."""
         workflow.upsert_search_attributes([STATUS.value_set("FAILED"), CODE.value_set(failed.code)])
         workflow.set_current_details(details.failed_message(self._key, failed))
 
-    @workflow.update
+    @workflow.update(description="Close the message as DEAD, code DISCARDED")
     async def discard(self) -> RegisterResult:
         """Close the row as DEAD, code DISCARDED, whatever its try is at; return what the row says then.
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from deploy.dev.leftovers import DataLock
 from deploy.dev.sample import SOURCE, Sender
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, screen = Options.read(os.environ), Screen()
     try:
         with Signals() as signals, DataLock(options.data, signals.check) as lock:
+            _forget(options)
             stack = Stack(options, signals, screen)
             try:
                 return _work(stack, options, signals, screen, sample=given == ["run"])
@@ -49,6 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except Interrupted:
         return 130
+    except OSError as error:
+        screen.failed(StackError(f"{error.filename or 'a file'}: {error.strerror}"))
+        return 1
+
+
+def _forget(options: Options) -> None:
+    """Remove what an earlier stack told, and find out now whether this one will be able to tell it."""
+    for path in filter(None, (options.ready, options.summary)):
+        write(path, "")
+        path.unlink()
 
 
 def _work(stack: Stack, options: Options, signals: Signals, screen: Screen, *, sample: bool) -> int:
@@ -92,7 +104,8 @@ def _sample(stack: Stack, options: Options, signals: Signals, screen: Screen) ->
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
+    with suppress(OSError):  # the terminal may be closed
+        sys.stdout.flush()
     # Not sys.exit: all is stopped, and the Temporal client's threads, which still run, were seen
     # to abort the interpreter while it winds up. That would change the exit code.
     os._exit(code)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,12 +14,21 @@ from rich.table import Table
 from deploy.dev.service import Service, StackError
 
 
+class _Console(Console):
+    """A console whose terminal may be closed: that must not keep anything from being stopped."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, if anybody is left to read it."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+
 class Screen:
     """The terminal, or whatever stdout is."""
 
     def __init__(self) -> None:
         """Write to stdout."""
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = _Console(highlight=False, soft_wrap=True)
 
     def line(self, text: str) -> None:
         """One line, as it is."""

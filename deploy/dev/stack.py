@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
+
 from deploy.dev import postgres
 from deploy.dev.leftovers import end_leftovers
+from deploy.dev.logins import PARTS, logins
 from deploy.dev.pollers import TemporalAccess
 from deploy.dev.postgres import Postgres
 from deploy.dev.programs import Hospital, Ingest, Migrate, Program, Worker
@@ -51,8 +54,6 @@ class Stack:
         was started by then.
         """
         options = self._options
-        if options.ready:
-            options.ready.unlink(missing_ok=True)  # it would tell of an earlier stack
         for name in end_leftovers(options.data):
             self._screen.step(name, "was left over by a killed launcher: ended")
         self.tokens = tokens(options.data)
@@ -65,9 +66,12 @@ class Stack:
         temporal = self._start_temporal()
         self._temporal_address = base["TEMPORAL_ADDRESS"] = temporal.address
         self._supervisor.run(Migrate(self._log("migrate"), base))
-        self.ingest = Ingest("ingest", self._log("ingest"), base, self._ports("ingest"))
+        urls = self._logins()
+        own = base | {"DATABASE_URL": urls["ingest"]}
+        self.ingest = Ingest("ingest", self._log("ingest"), own, self._ports("ingest"))
         self._supervisor.begin(self.ingest)
-        self.worker = Worker(self._log("worker"), base, self._ports("worker"), temporal)
+        own = base | {"DATABASE_URL": urls["worker"]}
+        self.worker = Worker(self._log("worker"), own, self._ports("worker"), temporal)
         self._supervisor.begin(self.worker)
         self.write_ready()
 
@@ -128,6 +132,15 @@ class Stack:
         )
         self._supervisor.begin(self._postgres)
         return self._postgres.url
+
+    def _logins(self) -> dict[str, str]:
+        """Return each part's URL of the database: with a login of its own, unless the server is the caller's."""
+        if self._postgres is None:
+            return dict.fromkeys(PARTS, self._database_url)
+        try:
+            return logins(self._postgres.url, self._options.data)
+        except psycopg.Error as error:
+            raise StackError(f"the logins of Postgres could not be made: {type(error).__name__}") from error
 
     def _start_temporal(self) -> TemporalAccess:
         options = self._options

@@ -20,7 +20,7 @@ class LookupCache(Generic[V]):
     def __init__(self, name: str, look_up: Callable[[str], Awaitable[V]], ttl: float = TTL) -> None:
         self._span = f"look up {name}"
         self._look_up = look_up
-        self._kept: TTLCache[str, V] = TTLCache(MAX_KEYS, ttl)
+        self._kept: TTLCache[str, tuple[V]] = TTLCache(MAX_KEYS, ttl)
         self._flying: dict[str, asyncio.Task[V]] = {}
         self._tracer = trace.get_tracer("handlers.survey_send")
 
@@ -32,10 +32,10 @@ class LookupCache(Generic[V]):
         with self._tracer.start_as_current_span(
             self._span, record_exception=False, set_status_on_exception=False
         ) as span:
-            if key in self._kept:
-                span.set_attribute("cache.hit", True)
-                return self._kept[key]
-            span.set_attribute("cache.hit", False)
+            kept = self._kept.get(key)  # one look: a second could find it expired
+            span.set_attribute("cache.hit", kept is not None)
+            if kept is not None:
+                return kept[0]
             task = self._flying.get(key)
             if task is None:
                 task = asyncio.create_task(self._fly(key))
@@ -45,7 +45,7 @@ class LookupCache(Generic[V]):
     async def _fly(self, key: str) -> V:
         try:
             value = await self._look_up(key)
-            self._kept[key] = value
+            self._kept[key] = (value,)
             return value
         finally:
             del self._flying[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,7 +10,7 @@ from urllib.parse import quote
 
 import httpx
 from opentelemetry import propagate
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, TypeAdapter, ValidationError
 
 from inbox.handler import BusinessError
 
@@ -23,7 +24,7 @@ class SurveySendSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str
+    url: HttpUrl
     lookup_ttl: float = Field(default=300, gt=0, description="seconds")
 
 
@@ -58,10 +59,10 @@ class Form:
 
 
 class Hospital:
-    """Calls the services. Raises httpx.HTTPError or BadAnswer for system errors."""
+    """Calls the services. Raises httpx.HTTPError, TimeoutError or BadAnswer for system errors."""
 
     def __init__(self, settings: SurveySendSettings) -> None:
-        self._client = httpx.AsyncClient(base_url=settings.url, timeout=TIMEOUT)
+        self._client = httpx.AsyncClient(base_url=str(settings.url), timeout=TIMEOUT)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -69,7 +70,7 @@ class Hospital:
 
     async def form(self, code: str) -> Form:
         """Return the form. Raises BusinessError where its configuration is missing: staff may mend that any time."""
-        response = await self._client.get(f"/forms/{quote(code, safe='')}", headers=_trace())
+        response = await self._call("GET", f"/forms/{quote(code, safe='')}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise BusinessError("FORM_NOT_REGISTERED", f"form {code} is not registered")
         form = _read(_Form.model_validate_json, response)
@@ -83,15 +84,18 @@ class Hospital:
 
     async def consents(self, survey_no: str) -> list[str]:
         """Return the numbers of the consents that a survey needs; most need none."""
-        response = await self._client.get(f"/consents/{quote(survey_no, safe='')}", headers=_trace())
+        response = await self._call("GET", f"/consents/{quote(survey_no, safe='')}")
         return [consent.consentNo for consent in _read(CONSENTS.validate_json, response)]
 
     async def guest(self, patno: str, name: str | None, mobile: str | None) -> str:
         """Make sure that the patient has a guest account and return its ID; the same call again changes nothing."""
-        response = await self._client.put(
-            f"/guests/{quote(patno, safe='')}", json={"name": name, "mobile": mobile}, headers=_trace()
-        )
+        content = {"name": name, "mobile": mobile}
+        response = await self._call("PUT", f"/guests/{quote(patno, safe='')}", json=content)
         return _read(_Guest.model_validate_json, response).guestId
+
+    async def _call(self, method: str, path: str, json: object = None) -> httpx.Response:
+        async with asyncio.timeout(TIMEOUT):  # of the whole call: httpx's own is for each read
+            return await self._client.request(method, path, json=json, headers=_trace())
 
 
 def _trace() -> dict[str, str]:

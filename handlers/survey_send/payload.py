@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 FOURTEEN_DIGITS = re.compile("[0-9]{14}")
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("holds NUL, the one character that Postgres cannot keep")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
 
 
 class SurveySend(BaseModel):
@@ -20,13 +29,13 @@ class SurveySend(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    srvyDrawupNo: str = Field(min_length=1)
-    patno: str = Field(min_length=1)
-    formCd: str = Field(min_length=1)
+    srvyDrawupNo: Text = Field(min_length=1)
+    patno: Text = Field(min_length=1)
+    formCd: Text = Field(min_length=1)
     sendDt: Any = None
-    recipientNm: str | None = None
-    mobile: str | None = None
-    deptCd: str | None = None
+    recipientNm: Text | None = None
+    mobile: Text | None = None
+    deptCd: Text | None = None
 
 
 def send_time(payload: SurveySend, received_at: datetime, zone: tzinfo) -> datetime:

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, NoReturn
 
+import psycopg
 import sqlalchemy.exc
 import typer
 from rich.console import Console
 from temporalio.service import RPCError
 
-from inbox.errors import InboxError, SettingsError, StoreUnavailable, fault_of
+from inbox.errors import InboxError, MigrationRefused, SettingsError, StoreUnavailable, fault_of
 from inbox.logs import configure_logging
 from inbox.message import Key
 from inbox.settings import Settings, load_settings
@@ -57,6 +58,8 @@ def _run(process: Coroutine[Any, Any, None]) -> None:
             runner.run(process)
         except StoreUnavailable:
             raise _fail("Postgres gives no answer", AWAY) from None
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise _fail(f"this database user may not do that: {fault_of(error)}", FAILED) from None
         except InboxError as error:
             raise _fail(str(error), FAILED) from None
 
@@ -90,6 +93,8 @@ def migrate(
     url = _settings().database_url.get_secret_value()
     try:
         typer.echo(f"database at revision {run_migrations(url)}")
+    except MigrationRefused as error:
+        raise _fail(str(error), FAILED) from None
     except sqlalchemy.exc.OperationalError as error:
         raise _fail(f"Postgres gives no answer: {fault_of(error)}", AWAY) from None
     except sqlalchemy.exc.DBAPIError as error:
@@ -100,7 +105,9 @@ def migrate(
         added = asyncio.run(register_search_attributes())
     except TemporalAway as error:
         raise _fail(str(error), AWAY) from None
-    except (InboxError, RPCError) as error:
+    except InboxError as error:
+        raise _fail(str(error), FAILED) from None
+    except RPCError as error:
         raise _fail(f"search attributes: {error}", FAILED) from None
     typer.echo(f"search attributes registered: {', '.join(added) or 'all were there'}")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from opentelemetry.metrics import Meter
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inbox.errors import Malformed, StoreUnavailable
+from inbox.checks import check_schema
+from inbox.errors import Malformed, SchemaUnfit, StoreUnavailable, TemporalUnfit
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.cloudevents import MessagesDoor
 from inbox.ingest.http import UNAVAILABLE, Callers, HttpProblem, json_response, problem_response, traced
@@ -20,8 +24,24 @@ from inbox.message import Key
 from inbox.metrics import IntakeMetrics
 from inbox.settings import Settings
 from inbox.store.engine import Database
-from inbox.store.reads import READ_BACKLOG, READ_RECORD, READ_REVISION
+from inbox.store.reads import READ_BACKLOG, READ_RECORD
 
+
+class _AnyConvertor(Convertor[str]):
+    """A rest of a path with anything in it: ``path`` stops at a line feed, and an ID may hold one."""
+
+    regex = r"[\s\S]*"
+
+    def convert(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Return it as it is."""
+        return value
+
+
+register_url_convertor("any", _AnyConvertor())
 NOT_FOUND = HttpProblem(404, "not-found", "there is no such message")
 
 
@@ -75,9 +95,10 @@ def _is_unicode(text: str) -> bool:
 class Health:
     """Liveness says that the process runs; readiness that it can store a message. Temporal may be away."""
 
-    def __init__(self, database: Database, revision: str) -> None:
+    def __init__(self, database: Database, revision: str, temporal: Callable[[], TemporalUnfit | None]) -> None:
         self._database = database
         self._revision = revision
+        self._temporal = temporal
 
     async def live(self, _: Request) -> Response:
         """GET /healthz."""
@@ -86,13 +107,13 @@ class Health:
     async def ready(self, _: Request) -> Response:
         """GET /readyz: 200, or 503 with what is missing."""
         try:
-            found = await self._database.one(READ_REVISION, {})
+            await check_schema(self._database.one, self._revision)
         except StoreUnavailable:
             return problem_response(UNAVAILABLE)
-        if found is None or found.revision != self._revision:
-            return problem_response(
-                HttpProblem(503, "schema", f"the schema must be at revision {self._revision}: run inbox migrate")
-            )
+        except SchemaUnfit as unfit:
+            return problem_response(HttpProblem(503, "schema", str(unfit)))
+        if missing := self._temporal():
+            return problem_response(HttpProblem(503, "search-attributes", str(missing)))
         return json_response({"status": "ready"})
 
 
@@ -105,21 +126,27 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 
 def build_app(
-    settings: Settings, database: Database, acceptor: Acceptor, revision: str, meter: Meter | None = None
+    settings: Settings,
+    database: Database,
+    acceptor: Acceptor,
+    revision: str,
+    temporal: Callable[[], TemporalUnfit | None] = lambda: None,
+    meter: Meter | None = None,
 ) -> Starlette:
-    """Return the ASGI application; ``revision`` is the schema it needs. Opens and closes nothing itself.
+    """Return the ASGI application; opens and closes nothing itself.
 
-    ``meter`` makes the instruments, in place of the process's own.
+    ``revision`` is the schema it needs, ``temporal`` tells what is known to be wrong with Temporal, ``meter`` makes
+    the instruments, in place of the process's own.
     """
     callers = Callers(settings)
     metrics = IntakeMetrics(meter)
     reader = Reader(database, callers, settings)
-    health = Health(database, revision)
+    health = Health(database, revision, temporal)
     messages = MessagesDoor(acceptor, callers, settings, metrics)
     document = json_response(openapi(settings))
     routes = [
         Route("/messages", traced("/messages", messages), methods=["POST"]),
-        Route("/messages/{key:path}", traced("/messages/{key}", reader.record), methods=["GET"]),
+        Route("/messages/{key:any}", traced("/messages/{key}", reader.record), methods=["GET"]),
         Route("/backlog", traced("/backlog", reader.backlog), methods=["GET"]),
         Route("/openapi.json", lambda _: document, methods=["GET"]),
         Route("/healthz", health.live, methods=["GET"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +20,14 @@ from inbox.ingest.accept import Acceptor, Incoming
 from inbox.ingest.content import content_hash, parse_json
 from inbox.ingest.http import Callers, json_response, problem_kind, read_body, require_media_type
 from inbox.ingest.view import accepted_view, location
-from inbox.message import MAX_SEQUENCE
+from inbox.message import MAX_SEQUENCE, check_text
 from inbox.metrics import Delivery, IntakeMetrics
 from inbox.payload import STRUCTURED
 from inbox.settings import Settings
 from inbox.spans import span
 from inbox.store.statements import Accepted
 
-DIGITS = re.compile("[0-9]{1,19}")
+DIGITS = re.compile("0*([0-9]{1,19})")
 
 
 def _text(event: Mapping[str, Any], name: str) -> str | None:
@@ -52,7 +53,8 @@ def _sequence(event: Mapping[str, Any]) -> int | None:
     """Return the ``sequence`` extension, a string or an integer; None where it is no number this column holds."""
     value = event.get("sequence")
     if isinstance(value, str):
-        value = int(value) if DIGITS.fullmatch(value) else None
+        digits = DIGITS.fullmatch(value)
+        value = int(digits[1]) if digits else None
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= MAX_SEQUENCE else None
@@ -64,7 +66,7 @@ def _hash(event: Mapping[str, Any], body: bytes) -> bytes:
     if "data" in event or not isinstance(event["data_base64"], str):
         raise Malformed("data_base64", "must be a string, and the only data")
     try:
-        return content_hash(event["data_base64"], base64.b64decode(event["data_base64"], validate=True))
+        return hashlib.sha256(base64.b64decode(event["data_base64"], validate=True)).digest()
     except (binascii.Error, ValueError):
         raise Malformed("data_base64", "must be Base64") from None
 
@@ -77,7 +79,7 @@ def read_event(event: Any, body: bytes) -> Incoming:
         raise Malformed("specversion", "must be 1.0")
     return Incoming(
         tenant=_text(event, "tenant") or "",
-        source=_required(event, "source"),
+        source=check_text("source", _required(event, "source")),
         id=_required(event, "id"),
         type=_required(event, "type"),
         subject=_text(event, "partitionkey") or _text(event, "subject"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any
 
-import orjson
 from opentelemetry import propagate
 from opentelemetry.trace import SpanKind
 from starlette.requests import ClientDisconnect, Request
@@ -76,7 +77,18 @@ def problem_kind(error: Exception) -> str:
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return ``content`` as JSON."""
-    return Response(orjson.dumps(content), status, headers, "application/json")
+    return Response(_dump(content), status, headers, "application/json")
+
+
+def _dump(content: Any) -> bytes:
+    # Not orjson: a handler's outcome may hold an integer beyond 64 bits.
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=_time).encode()
+
+
+def _time(value: Any) -> str:
+    if not isinstance(value, datetime):
+        raise TypeError(type(value).__name__)
+    return value.isoformat()
 
 
 def problem_response(problem: HttpProblem) -> Response:
@@ -87,7 +99,7 @@ def problem_response(problem: HttpProblem) -> Response:
         "status": problem.status,
         "detail": problem.detail,
     }
-    return Response(orjson.dumps(document), problem.status, problem.headers, "application/problem+json")
+    return Response(_dump(document), problem.status, problem.headers, "application/problem+json")
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -29,6 +29,8 @@ from inbox.store.statements import Accepted
 JSON = "application/json"
 REQUIRED = {"srvyDrawupNo": "id", "patno": "subject", "formCd": "type"}
 
+NAMES = {ours: theirs for theirs, ours in REQUIRED.items() if ours != "type"}
+
 
 def read_survey_send(content: Any, body: bytes, contract: LegacySettings) -> Incoming:
     """Read the old contract's object. Raises Unreadable or Malformed, naming the field as the sender calls it."""
@@ -77,6 +79,7 @@ class LegacyDoor:
         except UnknownSource:
             raise
         except Refused as error:
+            error.field = NAMES.get(error.field, error.field)
             return self._refuse(error)
         view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
         text = "accepted" if found.created else "accepted before"

@@ -28,7 +28,10 @@ PROBLEMS: Mapping[int, tuple[tuple[str, ...], str]] = {
     422: (("malformed", "unknown-type"), "a field is wrong: detail says which one and why"),
     431: (("head-too-large",), "request line and headers are longer than the limit"),
     500: (("internal",), "a fault of the inbox; send again"),
-    503: (("store-unavailable", "schema"), "the store gives no answer; send again after Retry-After"),
+    503: (
+        ("store-unavailable", "schema", "search-attributes"),
+        "a service gives no answer; send again after Retry-After",
+    ),
 }
 OF_THE_PROTOCOL = (400, 408, 431, 500)
 Json = dict[str, Any]

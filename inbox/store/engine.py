@@ -17,13 +17,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from opentelemetry import trace
+from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout, TooManyRequests
-from sqlalchemy import NullPool
+from sqlalchemy import Connection, NullPool, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from inbox.errors import StoreUnavailable
+from inbox.errors import StoreUnavailable, TransactionEnded, fault_of
 from inbox.settings import Timeouts
 from inbox.spans import span
 
@@ -31,9 +32,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Params = Mapping[str, Any]
 
+OURS = "inbox.transaction"
+
 # SQLSTATE classes that say “Postgres is not there, or not now”: connection, resources, shutting down, time-outs.
 AWAY = ("08", "53", "57", "58")
 LOCK_TIMEOUT = "55P03"
+CHECK_VIOLATION = "23514"
 TRANSACTION_TIMEOUT_SINCE = 170000
 
 
@@ -78,12 +82,15 @@ def is_away(error: BaseException) -> bool:
     """Tell whether ``error`` says that Postgres is away, rather than that a statement was wrong."""
     if isinstance(error, DBAPIError):
         error = error.orig or error
-    if isinstance(error, StoreUnavailable | PoolTimeout | TooManyRequests):
+    if isinstance(error, StoreUnavailable | PoolTimeout | TooManyRequests | TimeoutError):
         return True
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
+    # A row that no partition takes breaks a check without a name; they are being made, or soon will be.
+    if error.sqlstate == CHECK_VIOLATION:
+        return error.diag.constraint_name is None and error.diag.table_name == "payload"
     return error.sqlstate.startswith(AWAY) or error.sqlstate == LOCK_TIMEOUT
 
 
@@ -121,6 +128,9 @@ class Database:
                 "application_name": name,
                 "connect_timeout": max(2, int(self._timeouts.connect)),
                 "tcp_user_timeout": int(self._timeouts.statement * 1000),
+                "keepalives_idle": 5,
+                "keepalives_interval": 2,
+                "keepalives_count": 3,
                 "options": "-c timezone=UTC -c default_transaction_isolation=read\\ committed",
             },
         )
@@ -130,6 +140,7 @@ class Database:
             poolclass=NullPool,
             isolation_level="READ COMMITTED",
         )
+        event.listen(self._engine.sync_engine, "commit", _refuse_commit)
         self._checking: asyncio.Task[None] | None = None
 
     async def _configure(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -162,9 +173,9 @@ class Database:
     async def run(self, statement: Statement[T], params: Params) -> list[T]:
         """Run one statement in a transaction of its own, one round trip; return its rows."""
         try:
-            async with self._pool.connection() as connection:
+            async with self._limit(), self._pool.connection() as connection:
                 return await rows(connection, statement, params)
-        except (psycopg.Error, PoolTimeout, TooManyRequests) as error:
+        except (psycopg.Error, PoolTimeout, TooManyRequests, TimeoutError) as error:
             self._translate(error)
             raise
 
@@ -173,16 +184,46 @@ class Database:
         found = await self.run(statement, params)
         return found[0] if found else None
 
+    async def locked(self, lock: Statement[Any], statement: Statement[T], params: Params) -> T | None:
+        """Lock a row, then run a statement that sees all that was committed before: one pipelined transaction.
+
+        A lock taken within the statement would be too late: it waits with the snapshot from before (READ COMMITTED).
+        Returns the statement's only row, or None.
+        """
+        try:
+            async with (
+                self._limit(),
+                self._pool.connection() as connection,
+                connection.pipeline(),
+                connection.transaction(),
+            ):
+                await connection.execute(lock.sql, params, prepare=True)
+                found = await rows(connection, statement, params)
+            return found[0] if found else None
+        except (psycopg.Error, PoolTimeout, TooManyRequests, TimeoutError) as error:
+            self._translate(error)
+            raise
+
+    def _limit(self) -> asyncio.Timeout:
+        """Limit what a server that hangs, or is gone without a word, can hold up."""
+        return asyncio.timeout(self._timeouts.statement + 1)
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """Open a transaction, commit it at the end, roll it back on any error.
 
-        Raises TimeoutError when it lasts too long; Postgres has a limit of its own for that from 17 on.
+        Raises TimeoutError when it lasts too long (Postgres has a limit of its own for that from 17 on), and
+        TransactionEnded where its user tries to end it.
         """
         limit = asyncio.timeout(self._timeouts.transaction)
         try:
             async with limit, self._engine.connect() as connection, connection.begin():
+                info = (await connection.get_raw_connection()).info
+                info[OURS] = True
                 yield connection
+                if (await driver(connection)).info.transaction_status is not TransactionStatus.INTRANS:
+                    raise TransactionEnded
+                info[OURS] = False
         except (psycopg.Error, DBAPIError, PoolTimeout, TooManyRequests) as error:
             self._translate(error)
             raise
@@ -194,7 +235,8 @@ class Database:
         if self._checking is None or self._checking.done():
             # A server that restarted left every idle connection broken: one request finds out, not each of them.
             self._checking = asyncio.create_task(self._check())
-        raise StoreUnavailable(type(error).__name__) from None
+        fault = fault_of(error)
+        raise StoreUnavailable(fault.error_class, fault.status) from None
 
     async def _check(self) -> None:
         try:
@@ -206,3 +248,9 @@ class Database:
 async def _reset(connection: psycopg.AsyncConnection[Any]) -> None:
     """SQLAlchemy turns autocommit off for its transactions; the next user expects it on."""
     await connection.set_autocommit(True)
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """Keep a bundle's writes and the row's COMPLETED together: a handler that commits would part them."""
+    if connection.info.get(OURS):
+        raise TransactionEnded

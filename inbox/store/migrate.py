@@ -1,5 +1,6 @@
 """Brings a database to the newest revision."""
 
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -20,18 +21,22 @@ def _config() -> Config:
     return config
 
 
+@cache
+def known_revisions() -> tuple[str, ...]:
+    """Return every revision that this code knows, the newest first."""
+    return tuple(script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
 def newest_revision() -> str:
     """Return the revision that this code needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    if head is None:
-        raise RuntimeError("no migration found")
-    return head
+    return known_revisions()[0]
 
 
 def migrate(url: str) -> str:
     """Migrate the database at ``url`` (libpq) to the newest revision and return that revision.
 
-    Each revision commits by itself; several callers at once take turns. Raises sqlalchemy.exc.DBAPIError.
+    Each revision commits by itself; several callers at once take turns. Raises
+    sqlalchemy.exc.DBAPIError, and MigrationRefused where this user may not do it.
     """
     config = _config()
     engine = sa.create_engine(sqlalchemy_url(url), poolclass=sa.NullPool)

@@ -6,9 +6,13 @@ from inbox.store.engine import Statement
 from inbox.store.statements import Fenced
 
 # The lock order: the message's row before its report's.
-MESSAGE_FIRST = """
-        SELECT m.id FROM inbox.message m JOIN inbox.report r ON r.message = m.id
-         WHERE r.id = %(id)s FOR NO KEY UPDATE OF m"""
+LOCK_MESSAGE_OF = Statement(
+    "lock message",
+    Fenced,
+    """
+    SELECT m.id FROM inbox.message m JOIN inbox.report r ON r.message = m.id
+     WHERE r.id = %(id)s FOR NO KEY UPDATE OF m""",
+)
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,11 @@ class Sending:
 BEGIN_REPORT = Statement(
     "begin report",
     Sending,
-    f"""
-    WITH held AS ({MESSAGE_FIRST}), sending AS (
-        UPDATE inbox.report r
-           SET state = 'SENDING', tries = tries + 1, updated_at = now(), next_try_at = NULL
-          FROM held h
-         WHERE r.id = %(id)s AND r.message = h.id AND closed_at IS NULL
-        RETURNING r.*
+    """
+    WITH sending AS (
+        UPDATE inbox.report SET state = 'SENDING', tries = tries + 1, updated_at = now(), next_try_at = NULL
+         WHERE id = %(id)s AND closed_at IS NULL
+        RETURNING *
     ), shown AS (
         UPDATE inbox.message m SET report_state = 'SENDING' FROM sending s
          WHERE m.id = s.message AND s.tries = 1
@@ -61,14 +63,13 @@ DELAY_REPORT = Statement(
 CLOSE_REPORT = Statement(
     "close report",
     Fenced,
-    f"""
-    WITH held AS ({MESSAGE_FIRST}), closed AS (
-        UPDATE inbox.report r
+    """
+    WITH closed AS (
+        UPDATE inbox.report
            SET state = %(state)s, closed_at = now(), updated_at = now(), due_at = NULL, next_try_at = NULL,
                sent_at = CASE WHEN %(state)s = 'SENT' THEN now() END
-          FROM held h
-         WHERE r.id = %(id)s AND r.message = h.id AND closed_at IS NULL
-        RETURNING r.*
+         WHERE id = %(id)s AND closed_at IS NULL
+        RETURNING *
     ), next AS (
         UPDATE inbox.report r SET due_at = now(), dispatched_at = NULL
          WHERE r.id = (SELECT n.id FROM inbox.report n JOIN closed c ON n.message = c.message

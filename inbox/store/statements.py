@@ -34,6 +34,13 @@ def _owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: 
 
 
 @dataclass(frozen=True)
+class Fenced:
+    """The row is still this try's."""
+
+    id: int
+
+
+@dataclass(frozen=True)
 class Accepted:
     """The row that a delivery met: its own (``created``), or the one stored before."""
 
@@ -84,6 +91,7 @@ class Claimed:
     tries_before: int
     max_tries: int
     last_code: str | None
+    last_reason: str | None
     tenant: str
     source: str
     message_id: str
@@ -97,17 +105,19 @@ class Claimed:
 
 
 # Claim and load: an open row becomes PROCESSING and one try is spent, in one conditional UPDATE. No row returned: it
-# is closed. EXHAUSTED: its tries are used (nothing is changed). OVERTAKEN: it was redriven, and this try belongs to
-# the generation before (nothing is changed). SUPERSEDED: a later attempt of Temporal's holds it, so
-# this one is a zombie (nothing is changed). A row found PROCESSING by a later attempt lost its last try: that try's
-# line is written in the same statement. ``claim_began_at`` is Temporal's start of the attempt that holds the row.
+# is closed. EXHAUSTED, OVERTAKEN and SUPERSEDED change nothing: its tries are used; it was redriven, and this try
+# belongs to the generation before; or a later attempt of Temporal's holds it, so this one is a zombie. A row found
+# PROCESSING by a later attempt lost its last try: that try's line is written in the same statement. The attempt that
+# holds the row is known by run, activity and attempt, and by when it began: an operator can reset the attempts, and
+# clocks can be set back, but hardly both at once.
 CLAIM = Statement(
     "claim",
     Claimed,
     """
     WITH before AS (
         SELECT *, CASE WHEN generation <> %(asked)s THEN 'OVERTAKEN'
-                       WHEN claim_began_at > %(began_at)s THEN 'SUPERSEDED'
+                       WHEN claimed_run_id = %(run_id)s AND claimed_activity = %(activity)s
+                            AND claimed_attempt >= %(attempt)s AND claim_began_at > %(began_at)s THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
                        ELSE 'CLAIMED' END AS answer
           FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
@@ -122,19 +132,32 @@ CLAIM = Statement(
         UPDATE inbox.message m
            SET status = 'PROCESSING', tries = m.tries + 1, max_tries = %(max_tries)s, updated_at = now(),
                next_try_at = NULL, claimed_by = %(worker)s, claimed_run_id = %(run_id)s,
-               claim_began_at = %(began_at)s, run_id = %(first_run_id)s
+               claimed_activity = %(activity)s, claimed_attempt = %(attempt)s, claim_began_at = %(began_at)s,
+               run_id = %(first_run_id)s
           FROM before b
          WHERE m.id = b.id AND b.answer = 'CLAIMED'
         RETURNING m.*
     )
     SELECT b.answer, b.id, b.status, b.generation, coalesce(c.tries, b.tries) AS tries, b.tries_before,
-           coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.tenant, b.source, b.message_id, b.edition,
-           b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
+           coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.last_reason, b.tenant, b.source,
+           b.message_id, b.edition, b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
            coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body
       FROM before b
       LEFT JOIN claimed c ON true
       LEFT JOIN inbox.payload p ON c.id IS NOT NULL AND p.message = b.id AND p.received_at = b.received_at
       LEFT JOIN inbox.payload_kept k ON c.id IS NOT NULL AND k.message = b.id""",
+)
+
+
+# No worker here serves the row: it is set aside past the time for which dispatch counts it as waiting for one, so that
+# its like do not use up their source's share.
+SET_ASIDE = Statement(
+    "set aside",
+    Fenced,
+    """
+    UPDATE inbox.message SET due_at = now() + 2 * make_interval(secs => %(again)s)
+     WHERE id = %(id)s AND dispatched_at IS NOT NULL AND due_at <= now() + make_interval(secs => %(again)s)
+    RETURNING id""",
 )
 
 
@@ -147,13 +170,6 @@ class Standing:
 
 
 READ_STANDING = Statement("read standing", Standing, "SELECT status, last_code FROM inbox.message WHERE id = %(id)s")
-
-
-@dataclass(frozen=True)
-class Fenced:
-    """The row is still this try's."""
-
-    id: int
 
 
 # Locks the row before the handler writes; no row returned means the try was overtaken.
@@ -207,6 +223,9 @@ class Ended:
     max_tries: int
 
 
+# Taken before every statement that looks at a message's reports: they change under this lock alone.
+LOCK_MESSAGE = Statement("lock message", Fenced, "SELECT id FROM inbox.message WHERE id = %(id)s FOR NO KEY UPDATE")
+
 # A failed try's record: its line, and the row FAILED, or DEAD with its report when it was the last one.
 FAIL = Statement(
     "fail",
@@ -231,6 +250,7 @@ FAIL = Statement(
         SELECT id, tries, generation, %(began_at)s, now(), %(code)s, %(reason)s, %(error_class)s, claimed_by,
                claimed_run_id, split_part(traceparent, '-', 2)
           FROM failed
+        ON CONFLICT DO NOTHING
     ), owed AS ({_owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM failed""",
@@ -258,19 +278,30 @@ REDRIVE = Statement(
 )
 
 # DEAD from any open state of one generation (and, where ``tries`` is given, only if no try followed), with the report
-# owed; a closed row is left as it is.
+# owed and a line for the try that it cut off; a closed row is left as it is.
 BURY = Statement(
     "bury",
     Ended,
     f"""
-    WITH buried AS (
-        UPDATE inbox.message
+    WITH before AS (
+        SELECT id, status, updated_at FROM inbox.message
+         WHERE id = %(id)s AND generation = %(generation)s AND closed_at IS NULL
+           AND (%(tries)s::int IS NULL OR tries = %(tries)s)
+           FOR UPDATE
+    ), buried AS (
+        UPDATE inbox.message m
            SET status = 'DEAD', last_code = %(code)s, last_reason = %(reason)s, updated_at = now(),
                closed_at = now(), dead_at = now(), due_at = NULL, next_try_at = NULL, held_behind = NULL,
                held_since = NULL, report_state = CASE WHEN %(reports)s THEN 'OWED' ELSE report_state END
-         WHERE id = %(id)s AND generation = %(generation)s AND closed_at IS NULL
-           AND (%(tries)s::int IS NULL OR tries = %(tries)s)
-        RETURNING *
+          FROM before b WHERE m.id = b.id
+        RETURNING m.*
+    ), line AS (
+        INSERT INTO inbox.attempt (message, number, generation, began_at, ended_at, code, reason, worker, run_id,
+                                   trace_id)
+        SELECT u.id, u.tries, u.generation, b.updated_at, now(), %(code)s, %(reason)s, u.claimed_by,
+               u.claimed_run_id, split_part(u.traceparent, '-', 2)
+          FROM buried u JOIN before b ON b.id = u.id WHERE b.status = 'PROCESSING'
+        ON CONFLICT DO NOTHING
     ), owed AS ({_owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM buried""",

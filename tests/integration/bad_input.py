@@ -199,7 +199,7 @@ CASES = (
     Case("`type` not listed for the source", 422, "unknown-type", _attribute(type="survey.forget"), (MESSAGES,)),
     Case("`type` of 600 Hangul characters", 422, "malformed", _attribute(type=HANGUL), (MESSAGES,)),
     Case("`source` not configured", 403, "unknown-source", _attribute(source="nobody"), (MESSAGES,)),
-    Case("`source` of 600 Hangul characters", 403, "unknown-source", _attribute(source=HANGUL), (MESSAGES,)),
+    Case("`source` of 600 Hangul characters", 422, "malformed", _attribute(source=HANGUL), (MESSAGES,)),
     # What JSON leaves open
     Case("a key twice in one object", 422, "malformed", _duplicate_key),
     Case("NaN", 422, "malformed", _json("NaN")),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from pathlib import Path
 
 import httpx
 from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
-from tests.support.processes import environment, free_port, process
+from tests.support.processes import ROOT, environment, free_port, process
 from tests.support.stack import TOKENS, Stack, survey
 from tests.support.waiting import eventually
 
@@ -78,3 +80,18 @@ async def test_metrics_go_out_by_otlp(stack: Stack, tmp_path: Path) -> None:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
         await tap.stop()
+
+
+async def test_an_address_that_is_taken_is_one_clear_line(stack: Stack, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        settings = environment(stack, tmp_path, INBOX_METRICS_LISTEN=taken)
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "inbox", "serve", env=settings, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await asyncio.wait_for(running.communicate(), 30)
+    assert running.returncode == 1
+    assert (
+        said.decode().splitlines()[-1]
+        == f"inbox: INBOX_METRICS_LISTEN: cannot listen on {taken}: Address already in use"
+    )

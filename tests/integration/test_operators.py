@@ -1,7 +1,10 @@
 """What operators do to a message: cancel, discard, redrive."""
 
 import asyncio
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
@@ -207,3 +210,71 @@ async def test_an_operators_discard_keeps_its_words_in_the_row_and_tells_upstrea
     assert body["reason"] == "system error"
     with pytest.raises(NotOpen, match="DEAD"):
         await discard(stack.database, stack.settings, key_of(message), "again")
+
+
+async def _cli(stack: Stack, *arguments: str) -> bool:
+    """Run the ``temporal`` command against the test's server; tell whether it was obeyed."""
+    command = [str(Path(sys.prefix, "bin", "temporal")), *arguments]
+    command += ["--address", stack.temporal.service_client.config.target_host]
+    run = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+    await run.communicate()
+    return run.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        ["reset"],
+        ["update-options", "--retry-maximum-attempts", "1000"],
+        ["update-options", "--retry-initial-interval", "1s", "--retry-maximum-attempts", "2"],
+        ["pause", "unpause"],
+    ],
+    ids=" ".join,
+)
+async def test_whatever_is_done_to_its_attempts_the_limit_is_the_rows(stack: Stack, meddle: list[str]) -> None:
+    limit = 5
+    stack.configure(tries=limit, retry_interval=1)
+    await stack.start()
+    message = survey(formCd="P-UNKNOWN")
+    row = await failed_once(stack, message)
+    handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+
+    async def pending() -> list:
+        return list((await handle.describe()).raw_description.pending_activities)
+
+    obeyed = 0
+    for _ in range(3):
+        activities = await pending()
+        if not activities:
+            break
+        target = ["--workflow-id", row["workflow_id"], "--activity-id", activities[0].activity_id]
+        tries = (await stack.row(message["srvyDrawupNo"]))["tries"]
+        for command in ["pause", "unpause"] if meddle[0] == "pause" else [meddle[0]]:
+            options = [] if meddle[0] == "pause" else meddle[1:]
+            obeyed += await _cli(stack, "activity", command, *target, *options)
+        await eventually(
+            lambda: stack.row(message["srvyDrawupNo"]),
+            lambda found, n=tries: found["tries"] > n or found["closed_at"] is not None,
+        )
+    assert obeyed > 0  # one may come too late, when its attempt has just ended; not all of them
+    row = await stack.closed(message["srvyDrawupNo"])
+    assert (row["status"], row["last_code"], row["tries"]) == ("DEAD", "FORM_NOT_REGISTERED", limit)
+    assert [line["number"] for line in await stack.attempts(message["srvyDrawupNo"])] == list(range(1, limit + 1))
+    assert await ended(stack, row["workflow_id"]) == WorkflowExecutionStatus.FAILED
+    assert (await stack.row(message["srvyDrawupNo"]))["tries"] == limit
+
+
+async def test_a_try_that_is_failed_by_hand_counts_and_the_next_does_it(stack: Stack) -> None:
+    await stack.start()
+    await stack.hospital.control(delays=True)
+    message = survey()
+    await stack.legacy(message)
+    row = await eventually(lambda: stack.row(message["srvyDrawupNo"]), lambda found: found["status"] == "PROCESSING")
+    handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+    (running,) = (await handle.describe()).raw_description.pending_activities
+    assert await _cli(stack, "activity", "fail", "--workflow-id", handle.id, "--activity-id", running.activity_id)
+    row = await stack.closed(message["srvyDrawupNo"])
+    assert (row["status"], row["tries"]) == ("COMPLETED", 2)
+    assert [line["code"] for line in await stack.attempts(message["srvyDrawupNo"])] == ["TRY_LOST"]
+    assert await stack.bundles(message["srvyDrawupNo"]) == (1, 1, 1, 1)
+    assert await ended(stack, row["workflow_id"]) == WorkflowExecutionStatus.COMPLETED

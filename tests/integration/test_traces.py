@@ -1,64 +1,19 @@
 """One trace per message, from the request to the report, through two processes and the row between them."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from oteltap import OtelTapHttpProtobufReceiver, OtelTapHttpProtobufReceiverSettings
 
-from tests.support.processes import environment, free_port, process
+from tests.support.otlp import Spans, attributes, hexadecimal, receiver
+from tests.support.processes import environment, process
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-
-
-class Spans:
-    """What an OTLP receiver got."""
-
-    def __init__(self) -> None:
-        self.all: list[Any] = []
-
-    def of(self, trace_id: str) -> list[Any]:
-        return [span for span in self.all if _hex(span.trace_id) == trace_id]
-
-    def names(self, trace_id: str) -> set[str]:
-        return {span.name for span in self.of(trace_id)}
-
-    def named(self, trace_id: str, name: str) -> list[Any]:
-        return [span for span in self.of(trace_id) if span.name == name]
-
-
-def _hex(value: bytes | str) -> str:
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _attributes(span: Any) -> dict[str, Any]:
-    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in span.attributes}
-
-
-@asynccontextmanager
-async def receiver() -> AsyncIterator[tuple[str, Spans]]:
-    """Run an OTLP receiver; yield its URL and the spans as they come."""
-    port = free_port()
-    tap = await OtelTapHttpProtobufReceiver(OtelTapHttpProtobufReceiverSettings(http_port=port)).start()
-    spans = Spans()
-
-    async def collect() -> None:
-        async for span in tap.stream_traces():
-            spans.all.append(span)
-
-    task = asyncio.create_task(collect())
-    try:
-        yield f"http://127.0.0.1:{port}", spans
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await tap.stop()
 
 
 @asynccontextmanager
@@ -114,8 +69,8 @@ async def test_a_dead_message_and_its_report_are_one_trace(stack: Stack, tmp_pat
         await eventually(_never_less(spans, expected), lambda missing: missing == set())
         assert row["traceparent"].split("-")[1] == TRACE
         assert len(spans.named(TRACE, "RunActivity:register")) == 2  # one an attempt
-        ids = {_hex(span.span_id) for span in spans.of(TRACE)} | {PARENT}
-        assert {_hex(span.parent_span_id) for span in spans.of(TRACE)} <= ids
+        ids = {hexadecimal(span.span_id) for span in spans.of(TRACE)} | {PARENT}
+        assert {hexadecimal(span.parent_span_id) for span in spans.of(TRACE)} <= ids
         lines = await stack.attempts(message["srvyDrawupNo"])
         assert {line["trace_id"] for line in lines} == {TRACE}
 
@@ -135,7 +90,7 @@ async def test_look_ups_say_whether_the_cache_had_them(stack: Stack, tmp_path: P
             await stack.closed(message["srvyDrawupNo"])
         await eventually(_count(spans, "bundle"), lambda count: count == 2)
         for name in ("look up form", "look up consents"):
-            hits = [_attributes(span)["cache.hit"] for span in spans.named(TRACE, name)]
+            hits = [attributes(span)["cache.hit"] for span in spans.named(TRACE, name)]
             assert sorted(hits) == [False, True]
         assert spans.names(TRACE) >= {"sql take fence", "sql complete"}
 
@@ -187,5 +142,5 @@ async def test_a_round_that_belongs_to_no_message_leaves_no_trace(stack: Stack, 
         await send(http, message, "01")
         await stack.closed(message["srvyDrawupNo"])
         await eventually(_count(spans, "bundle"), lambda count: count == 1)
-        others = {span.name for span in spans.all if _hex(span.trace_id) != TRACE}
+        others = {span.name for span in spans.all if hexadecimal(span.trace_id) != TRACE}
         assert not any("find due" in name or "lease" in name for name in others), others

@@ -1,4 +1,4 @@
-"""``python -m tests.support.crashing POINT COMMAND``: the real command, killed by itself (-9) at one point.
+"""``python -m tests.support.crashing POINT COMMAND``: the real command, killed (-9) or stopped by itself at one point.
 
 The product has no hook for this: the point is patched in here, around the real code, and nothing else is.
 """
@@ -10,10 +10,13 @@ import signal
 import sys
 from typing import Any
 
+import activities.register
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
+from handlers.survey_send import SurveySendHandler
 from inbox.cli import main
 from inbox.dispatch import Dispatcher
+from inbox.store.statements import COMPLETE
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -37,6 +40,36 @@ def after(owner: type, name: str) -> None:
     setattr(owner, name, patched)
 
 
+def around(owner: Any, name: str, *, first: bool) -> None:
+    """Stop this process (SIGSTOP) once, at the first call of an async function: before it begins, or once it is done."""
+    original = getattr(owner, name)
+    stops = iter([True])
+
+    async def patched(*args: Any, **kwargs: Any) -> Any:
+        stop = next(stops, False)
+        if stop and first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        result = await original(*args, **kwargs)
+        if stop and not first:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    setattr(owner, name, patched)
+
+
+def stop_before_commit() -> None:
+    """Stop within the bundle's transaction, when all that is left of it is its commit."""
+    original = activities.register.one
+
+    async def one(connection: Any, statement: Any, params: Any) -> Any:
+        result = await original(connection, statement, params)
+        if statement is COMPLETE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return result
+
+    activities.register.one = one
+
+
 POINTS = {
     "none": lambda: None,
     "accepted": lambda: before(Dispatcher, "nudge"),
@@ -48,6 +81,10 @@ POINTS = {
     "failing": lambda: before(RegisterActivity, "_fail"),
     "sending": lambda: before(ReportActivities, "_call"),
     "sent": lambda: after(ReportActivities, "_call"),
+    "stop claiming": lambda: around(RegisterActivity, "_claim", first=True),
+    "stop claimed": lambda: around(RegisterActivity, "_claim", first=False),
+    "stop preparing": lambda: around(SurveySendHandler, "prepare", first=False),
+    "stop committing": stop_before_commit,
 }
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import tomlkit
 
 from inbox.settings import token_hash
 from tests.support.stack import TOKENS, Stack
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,12 +54,16 @@ def _without_none(value: Any) -> Any:
 
 @asynccontextmanager
 async def process(
-    environment: dict[str, str], command: str, point: str = "none"
+    environment: dict[str, str], command: str, point: str = "none", log: Path | None = None
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT
-    )
+    """Run ``inbox COMMAND``, dying at ``point`` if one is named; killed at the end if it still runs.
+
+    ``log`` is a file for what it says on standard error; the test's own unless given.
+    """
+    with log.open("wb") if log else nullcontext() as stderr:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT, stderr=stderr
+        )
     try:
         yield running
     finally:
@@ -70,3 +75,12 @@ async def process(
 async def died(running: asyncio.subprocess.Process, limit: float = 30) -> None:
     """Wait until a process has killed itself."""
     assert await asyncio.wait_for(running.wait(), limit) == -signal.SIGKILL
+
+
+async def stopped(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+    """Wait until a process has stopped itself (SIGSTOP)."""
+
+    async def state() -> str:
+        return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    await eventually(state, lambda found: found == "T", limit)

@@ -113,7 +113,7 @@ def serving(url: str, name: str, **sections: Any) -> Iterator[Served]:
     provider = MeterProvider([reader])
     meter = provider.get_meter("test")
     database = Database(url, size=8, name=name)
-    app = build_app(settings, database, Acceptor(database, settings, lambda: None), newest_revision(), meter)
+    app = build_app(settings, database, Acceptor(database, settings, lambda: None), newest_revision(), meter=meter)
     server = uvicorn.Server(http_config(app, settings))
     # With its protocol named: asyncio switches Nagle's algorithm off for such a one alone.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

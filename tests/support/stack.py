@@ -24,7 +24,7 @@ from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
 from tests.support.hospital import HospitalServer
 from tests.support.waiting import eventually
-from worker import build_worker
+from worker import build_workers
 
 TOKENS = {name: f"token-of-{name}" for name in ("hospital", "report-producer", "seq-producer", "operator")}
 _ids = itertools.count(1)
@@ -99,7 +99,7 @@ class Stack:
         self.settings = Settings(
             DATABASE_URL=self.url, name=self.name, operator_tokens=[token_hash(TOKENS["operator"])]
         ).model_copy(update={"declared": Sources.model_validate(parts)})
-        self.database = Database(self.url, size=12, name=self.name, timeouts=self.settings.declared.timeouts)
+        self.database = Database(self.url, size=16, name=self.name, timeouts=self.settings.declared.timeouts)
         self.dispatcher = Dispatcher(self.database, self.temporal, self.settings)
         acceptor = Acceptor(self.database, self.settings, self.dispatcher.nudge)
         app = build_app(self.settings, self.database, acceptor, newest_revision())
@@ -118,7 +118,7 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
         await self.http.aclose()
-        query = f"TaskQueue = '{self.name}' AND ExecutionStatus = 'Running'"
+        query = f"TaskQueue IN ('{self.name}', '{self.name}-report') AND ExecutionStatus = 'Running'"
         async for execution in self.temporal.list_workflows(query):
             with contextlib.suppress(Exception):
                 await self.temporal.get_workflow_handle(execution.id).terminate()
@@ -143,10 +143,10 @@ class Stack:
     async def working(self, handlers: dict[str, Handler[Any, Any]] | None = None) -> AsyncIterator[None]:
         """Run a worker."""
         found = load_handlers(self.settings) if handlers is None else handlers
-        async with (
-            httpx.AsyncClient(trust_env=False) as http,
-            build_worker(self.settings, self.temporal, self.database, found, http, self.dispatcher),
-        ):
+        async with AsyncExitStack() as running:
+            http = await running.enter_async_context(httpx.AsyncClient(trust_env=False))
+            for worker in build_workers(self.settings, self.temporal, self.database, found, http, self.dispatcher):
+                await running.enter_async_context(worker)
             yield
         for handler in found.values():
             if hasattr(handler, "aclose"):

@@ -38,6 +38,8 @@ CREATE TABLE inbox.message (
     traceparent    text,
     claimed_by     text,
     claimed_run_id text,
+    claimed_activity text,
+    claimed_attempt integer,
     claim_began_at timestamptz,
     outcome        jsonb,
     report_state   text CHECK (report_state IN ('OWED', 'SENDING', 'SENT', 'GIVEN_UP', 'WITHDRAWN')),

@@ -1,0 +1,32 @@
+"""What may leave an activity: codes, classes and statuses, never another's error text (spec section 6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from temporalio.exceptions import ApplicationError
+
+from inbox.errors import NotServed, StoreUnavailable, fault_of
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def codes_only() -> Iterator[None]:
+    """Turn whatever else is raised into a retryable ApplicationError that says its class and status alone.
+
+    Texts of Postgres hold rows, those of httpx URLs; Temporal would keep them, and the SDK log them.
+    """
+    try:
+        yield
+    except ApplicationError as error:
+        error.__context__ = None  # it may have been raised while another's error was handled: spans print the chain
+        raise
+    except (NotServed, StoreUnavailable) as error:
+        raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
+    except Exception as error:  # noqa: BLE001  whatever it is, its text stays here
+        fault = fault_of(error)
+        log.error("an activity failed: %s", fault)
+        raise ApplicationError(str(fault), type=fault.error_class) from None
