@@ -69,6 +69,7 @@ class Timeouts(_Strict):
     connect: Seconds = 3
     rpc: Seconds = 5
     lease: Seconds = 30
+    request: Seconds = 20
 
     @model_validator(mode="after")
     def _in_order(self) -> Timeouts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from opentelemetry.metrics import Meter
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -17,8 +18,10 @@ from inbox.ingest.accept import Acceptor
 from inbox.ingest.cloudevents import MessagesDoor
 from inbox.ingest.http import UNAVAILABLE, Callers, HttpProblem, json_response, problem_response, traced
 from inbox.ingest.legacy import LegacyDoor
+from inbox.ingest.openapi import openapi
 from inbox.ingest.view import backlog_view, record_view
 from inbox.message import Key
+from inbox.metrics import IntakeMetrics
 from inbox.settings import Settings
 from inbox.store.engine import Database
 from inbox.store.reads import READ_BACKLOG, READ_RECORD
@@ -128,24 +131,31 @@ def build_app(
     acceptor: Acceptor,
     revision: str,
     temporal: Callable[[], TemporalUnfit | None] = lambda: None,
+    meter: Meter | None = None,
 ) -> Starlette:
     """Return the ASGI application; opens and closes nothing itself.
 
-    ``revision`` is the schema it needs, ``temporal`` tells what is known to be wrong with Temporal.
+    ``revision`` is the schema it needs, ``temporal`` tells what is known to be wrong with Temporal, ``meter`` makes
+    the instruments, in place of the process's own.
     """
     callers = Callers(settings)
+    metrics = IntakeMetrics(meter)
     reader = Reader(database, callers, settings)
     health = Health(database, revision, temporal)
-    messages = MessagesDoor(acceptor, callers, settings)
+    messages = MessagesDoor(acceptor, callers, settings, metrics)
+    document = json_response(openapi(settings))
     routes = [
         Route("/messages", traced("/messages", messages), methods=["POST"]),
         Route("/messages/{key:any}", traced("/messages/{key}", reader.record), methods=["GET"]),
         Route("/backlog", traced("/backlog", reader.backlog), methods=["GET"]),
+        Route("/openapi.json", lambda _: document, methods=["GET"]),
         Route("/healthz", health.live, methods=["GET"]),
         Route("/readyz", health.ready, methods=["GET"]),
     ]
     legacy = settings.declared.legacy
     if legacy:
-        door = LegacyDoor(acceptor, callers, settings, legacy)
+        door = LegacyDoor(acceptor, callers, settings, legacy, metrics)
         routes.append(Route(legacy.path, traced(legacy.path, door), methods=["POST"]))
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+    app.router.redirect_slashes = False  # to an address made from the Host header, that is
+    return app

@@ -18,12 +18,14 @@ from starlette.responses import Response
 from inbox.errors import Malformed, UnknownSource, Unreadable
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.ingest.content import content_hash, parse_json
-from inbox.ingest.http import Callers, json_response, read_body, require_media_type
+from inbox.ingest.http import Callers, json_response, problem_kind, read_body, require_media_type
 from inbox.ingest.view import accepted_view, location
 from inbox.message import MAX_SEQUENCE, check_text
+from inbox.metrics import Delivery, IntakeMetrics
 from inbox.payload import STRUCTURED
 from inbox.settings import Settings
 from inbox.spans import span
+from inbox.store.statements import Accepted
 
 DIGITS = re.compile("0*([0-9]{1,19})")
 
@@ -99,26 +101,34 @@ def _producers_context(event: Mapping[str, Any]) -> Context | None:
 class MessagesDoor:
     """The endpoint."""
 
-    def __init__(self, acceptor: Acceptor, callers: Callers, settings: Settings) -> None:
+    def __init__(self, acceptor: Acceptor, callers: Callers, settings: Settings, metrics: IntakeMetrics) -> None:
         self._acceptor = acceptor
         self._callers = callers
         self._settings = settings
+        self._metrics = metrics
 
     async def __call__(self, request: Request) -> Response:
         """Answer 202 for a new message, 200 for a duplicate; errors as problem documents."""
+        with self._metrics.delivery(problem_kind) as delivery:
+            incoming, found = await self._take(request, delivery)
+            delivery.created = found.created
+        view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
+        return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})
+
+    async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
         sources = self._callers.sources(request)
+        if len(sources) == 1:
+            (delivery.source,) = sources
         require_media_type(request, STRUCTURED)
         body = await read_body(request, self._settings.max_body)
         event = parse_json(body)
         incoming = read_event(event, body)
         if incoming.source not in sources:
             raise UnknownSource("source", "is not this token's")
+        delivery.source = incoming.source
         context = _producers_context(event)
         if context is None:
-            found = await self._acceptor.accept(incoming)
-        else:
-            here = trace.Link(trace.get_current_span().get_span_context())
-            with span("accept", context=context, links=[here]):
-                found = await self._acceptor.accept(incoming)
-        view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
-        return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})
+            return incoming, await self._acceptor.accept(incoming)
+        here = trace.Link(trace.get_current_span().get_span_context())
+        with span("accept", context=context, links=[here]):
+            return incoming, await self._acceptor.accept(incoming)

@@ -55,6 +55,7 @@ REFUSALS: Mapping[type[Refused], tuple[int, str]] = {
 UNAVAILABLE = HttpProblem(
     503, "store-unavailable", "the store gives no answer; send again", {"Retry-After": RETRY_AFTER}
 )
+INTERNAL = HttpProblem(500, "internal", "this is a fault of the inbox")
 
 
 def as_problem(error: InboxError) -> HttpProblem:
@@ -67,6 +68,11 @@ def as_problem(error: InboxError) -> HttpProblem:
     if isinstance(error, StoreUnavailable):
         return UNAVAILABLE
     raise error
+
+
+def problem_kind(error: Exception) -> str:
+    """Return the kind of problem that ``error`` is answered with."""
+    return as_problem(error).kind if isinstance(error, InboxError) else INTERNAL.kind
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -110,7 +116,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise HttpProblem(400, "disconnected", "the body ended early") from None
     if size > limit:
-        raise HttpProblem(413, "too-large", f"a message may have {limit} bytes")
+        # What still comes after that much is not read: the connection ends with the answer.
+        headers = {"Connection": "close"} if size > READ_AWAY else None
+        raise HttpProblem(413, "too-large", f"a message may have {limit} bytes", headers)
     return b"".join(chunks)
 
 
@@ -170,7 +178,7 @@ def traced(route: str, endpoint: Endpoint) -> Endpoint:
                 response = problem_response(as_problem(error))
             except Exception as error:  # noqa: BLE001  the last line: an answer, and a line in the log
                 log.error("request failed: %s", type(error).__name__)
-                response = problem_response(HttpProblem(500, "internal", "this is a fault of the inbox"))
+                response = problem_response(INTERNAL)
             current.set_attribute("http.response.status_code", response.status_code)
             return response
 

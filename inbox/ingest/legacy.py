@@ -11,10 +11,20 @@ from starlette.responses import Response
 from inbox.errors import InboxError, Malformed, Refused, UnknownSource, Unreadable
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.ingest.content import content_hash, parse_json
-from inbox.ingest.http import Callers, as_problem, json_response, problem_response, read_body, require_media_type
+from inbox.ingest.http import (
+    Callers,
+    as_problem,
+    json_response,
+    problem_kind,
+    problem_response,
+    read_body,
+    require_media_type,
+)
 from inbox.ingest.view import accepted_view
 from inbox.message import check_text
+from inbox.metrics import Delivery, IntakeMetrics
 from inbox.settings import LegacySettings, Settings
+from inbox.store.statements import Accepted
 
 JSON = "application/json"
 REQUIRED = {"srvyDrawupNo": "id", "patno": "subject", "formCd": "type"}
@@ -46,27 +56,43 @@ def read_survey_send(content: Any, body: bytes, contract: LegacySettings) -> Inc
 class LegacyDoor:
     """The endpoint: a fault of the message is 200 with N and the reason; any other is what it is."""
 
-    def __init__(self, acceptor: Acceptor, callers: Callers, settings: Settings, contract: LegacySettings) -> None:
+    def __init__(
+        self,
+        acceptor: Acceptor,
+        callers: Callers,
+        settings: Settings,
+        contract: LegacySettings,
+        metrics: IntakeMetrics,
+    ) -> None:
         self._acceptor = acceptor
         self._callers = callers
         self._settings = settings
         self._contract = contract
+        self._metrics = metrics
 
     async def __call__(self, request: Request) -> Response:
         """Answer 200 with the result header; 401, 403, 413, 415 and 503 so that the sender sees a failure."""
-        if self._contract.source not in self._callers.sources(request):
-            raise UnknownSource("", "this token is not the old system's")
-        require_media_type(request, JSON)
-        body = await read_body(request, self._settings.max_body)
         try:
-            incoming = read_survey_send(parse_json(body), body, self._contract)
-            found = await self._acceptor.accept(incoming)
+            with self._metrics.delivery(problem_kind) as delivery:
+                incoming, found = await self._take(request, delivery)
+                delivery.created = found.created
+        except UnknownSource:
+            raise
         except Refused as error:
             error.field = NAMES.get(error.field, error.field)
             return self._refuse(error)
         view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
         text = "accepted" if found.created else "accepted before"
         return json_response(view, 200, self._headers("Y", text))
+
+    async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
+        if self._contract.source not in self._callers.sources(request):
+            raise UnknownSource("", "this token is not the old system's")
+        delivery.source = self._contract.source
+        require_media_type(request, JSON)
+        body = await read_body(request, self._settings.max_body)
+        incoming = read_survey_send(parse_json(body), body, self._contract)
+        return incoming, await self._acceptor.accept(incoming)
 
     def _refuse(self, error: InboxError) -> Response:
         response = problem_response(as_problem(error))

@@ -9,22 +9,25 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from inbox.checks import IngestChecks
 from inbox.dispatch import Dispatcher
 from inbox.errors import SettingsError
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
+from inbox.ingest.protocol import limited
 from inbox.process import run_until_signal
 from inbox.settings import Settings
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
 from inbox.store.partitions import keep_partitions
-from inbox.telemetry import configure_tracing
+from inbox.telemetry import configure_metrics, configure_tracing
 from inbox.temporal import lazy_client
 
 log = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted, as uvicorn's own
+SERVICE = "temporal-inbox-ingest"
 
 
 class _Server(uvicorn.Server):
@@ -33,6 +36,20 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def http_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """Return how ``app`` is served: limits on what a client may send and how slowly, no log of requests."""
+    return uvicorn.Config(
+        app,
+        http=limited(settings.declared.timeouts.request),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=10,
+    )
 
 
 def listen(address: str) -> list[socket.socket]:
@@ -62,7 +79,8 @@ async def run_ingest(settings: Settings) -> None:
     checks = IngestChecks(settings, client)
     await checks.begin()
     sockets = listen(settings.listen)
-    tracing = configure_tracing("temporal-inbox-ingest")
+    tracing = configure_tracing(SERVICE)
+    end_metrics = configure_metrics(SERVICE, settings.metrics_listen)
     database = Database(
         settings.database_url.get_secret_value(),
         size=settings.pool,
@@ -72,16 +90,8 @@ async def run_ingest(settings: Settings) -> None:
     await database.open()
     dispatcher = Dispatcher(database, client, settings)
     acceptor = Acceptor(database, settings, dispatcher.nudge)
-    server = _Server(
-        uvicorn.Config(
-            build_app(settings, database, acceptor, newest_revision(), lambda: checks.temporal),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=10,
-        )
-    )
+    app = build_app(settings, database, acceptor, newest_revision(), lambda: checks.temporal)
+    server = _Server(http_config(app, settings))
 
     async def stop() -> None:
         server.should_exit = True
@@ -93,3 +103,5 @@ async def run_ingest(settings: Settings) -> None:
         await database.close()
         if tracing:
             tracing.shutdown()
+        if end_metrics:
+            end_metrics()

@@ -23,6 +23,7 @@ from inbox.ingest.cloudevents import read_event
 from inbox.ingest.content import parse_json
 from inbox.ingest.http import REFUSALS
 from inbox.ingest.legacy import read_survey_send
+from inbox.ingest.openapi import PROBLEMS
 from inbox.payload import decode
 from inbox.settings import (
     DispatchSettings,
@@ -34,6 +35,7 @@ from inbox.settings import (
     Timeouts,
 )
 from inbox.states import CLOSED, EDGES, REPORT_RESULT, ReportState
+from tests.integration.bad_input import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -332,6 +334,27 @@ def test_producers_are_told_every_problem_and_no_other() -> None:
     told = {(int(row[0]), row[1].strip("`")) for row in rows}
     # What the router refuses by itself; its 404 is among the others.
     assert told == raised_problems() | {(405, "method-not-allowed")}
+
+
+def test_the_openapi_document_has_every_problem_and_no_other() -> None:
+    assert {(status, kind) for status, (kinds, _) in PROBLEMS.items() for kind in kinds} == raised_problems() | {
+        (405, "method-not-allowed")
+    }
+
+
+def test_producers_are_shown_the_table_of_bad_input_that_is_tested() -> None:
+    shown = [
+        line
+        for line in section(text("docs/producers.md"), "## Bad input, case by case").splitlines()
+        if line[:1] == "|"
+    ]
+    assert shown[2:] == [case.line() for case in CASES]
+
+
+def test_every_metric_is_explained() -> None:
+    rows = table(section(text("docs/architecture.md"), "## Metrics"))
+    made = set(re.findall(r'"(inbox\.[a-z.]+)"', text("inbox/metrics.py")))
+    assert {row[0].strip("`") for row in rows} == made
 
 
 def test_the_answer_shown_to_producers_is_json() -> None:
