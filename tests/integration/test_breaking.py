@@ -189,6 +189,7 @@ class Attempts:
             "attempt": attempt,
             "began_at": began,
             "asked": 1,
+            "ordered": False,
         }
         claimed = await self.stack.database.one(CLAIM, parameters)
         assert claimed is not None

@@ -48,7 +48,7 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
             "SELECT": ALL,
             "INSERT": "tenant source message_id type subject sequence payload_sha256 max_tries workflow_id traceparent"
             " due_at",
-            "UPDATE": f"duplicates delivered_at {DISPATCHED}",
+            "UPDATE": f"duplicates delivered_at {DISPATCHED} held_behind held_since",
         },
         "worker": {
             "SELECT": ALL,
@@ -77,8 +77,9 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
         "reader": READS,
     },
     "inbox.subject_position": {
+        "ingest": ADDS | {"UPDATE": "last"},
         "worker": ADDS | {"UPDATE": "processing last"},
-        "operator": READS | {"UPDATE": "processing last"},
+        "operator": ADDS | {"UPDATE": "processing last"},
         "reader": READS,
     },
     "survey.recipient": {"worker": ADDS},
@@ -98,6 +99,10 @@ RUN_BY = {
     "read standing": "worker operator",
     "lock message": "worker operator",
     "set aside": "worker",
+    "lock subject": "ingest worker operator",
+    **{f"decide by {order}": "ingest worker" for order in ("arrival", "sequence")},
+    **{f"release by {order}": "worker operator" for order in ("arrival", "sequence")},
+    **dict.fromkeys(("unpark", "accept gap", "make due"), "worker operator"),
     "claim": "worker",
     "take fence": "worker",
     "complete": "worker",

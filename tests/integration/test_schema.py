@@ -416,6 +416,7 @@ FAILURE = {
     "delay": 60.0,
     "began_at": datetime(2026, 1, 1, tzinfo=UTC),
     "reports": True,
+    "park": False,
 }
 
 
@@ -430,6 +431,7 @@ async def accepted(connection: psycopg.AsyncConnection[Any], number: int) -> int
             "type": "survey.send",
             "subject": f"{number}",
             "sequence": None,
+            "ordered": True,
             "sha256": b"0" * 32,
             "max_tries": 5,
             "workflow_id": f"inbox/hospital/hot-{number}",
@@ -453,6 +455,11 @@ async def claimed(connection: psycopg.AsyncConnection[Any], number: int) -> Any:
             "worker": "1@test",
             "run_id": "run",
             "first_run_id": "run",
+            "activity": "1",
+            "attempt": 1,
+            "longest": 30.0,
+            "asked": 1,
+            "ordered": True,
             "began_at": datetime(2026, 1, 1, tzinfo=UTC),
         },
     )
