@@ -9,12 +9,13 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 from pydantic import BaseModel
 
+from activities.verdict import HINTS
 from handlers.report_counter import Count
 from handlers.survey_send.clients import SurveySendSettings
 from handlers.survey_send.payload import SurveySend
@@ -34,7 +35,11 @@ from inbox.settings import (
     SourceSettings,
     Timeouts,
 )
-from inbox.states import CLOSED, EDGES, REPORT_RESULT, ReportState
+from inbox.states import CLOSED, EDGES, REPORT_RESULT, OwnCode, ReportState
+from inbox.store import order
+from inbox.store.engine import Statement
+from inbox.store.statements import CLAIM
+from inbox.temporal import SEARCH_ATTRIBUTES
 from tests.integration.bad_input import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +156,38 @@ def test_every_index_is_explained() -> None:
     held = set(re.findall(r"CREATE INDEX (\w+)", MIGRATION)) | {"message_key"}
     rows = table(section(text("docs/architecture.md"), "### Why each index"))
     assert {re.match(r"`(\w+)`", row[0])[1] for row in rows} == held
+
+
+def test_every_table_of_the_inbox_is_explained() -> None:
+    held = set(re.findall(r"CREATE TABLE (inbox\.\w+) ", MIGRATION))
+    named = {row[0].strip("`") for row in table(text("docs/architecture.md").partition("### Why each index")[0])}
+    assert {name for name in named if name.startswith("inbox.")} == held
+
+
+def test_every_answer_of_a_claim_is_explained() -> None:
+    rows = table(section(text("docs/architecture.md"), "### What a claim answers"))
+    answers = set(re.findall(r"(?:THEN|ELSE) '([A-Z]+)'", CLAIM.sql))
+    assert len(answers) > 3
+    assert {row[0].strip("`") for row in rows} == answers | {"no row"}
+
+
+def test_every_statement_of_order_is_explained() -> None:
+    rows = table(section(text("docs/architecture.md"), "## Order"))
+    held = {name for name, value in vars(order).items() if isinstance(value, Statement)} | {"RELEASE"}
+    assert {row[0].strip("`") for row in rows} == held
+
+
+def test_every_role_is_explained() -> None:
+    rows = table(section(text("docs/architecture.md"), "### Roles in Postgres"))
+    roles = (ROOT / "inbox/store/migrations/versions/0004_roles.py").read_text(encoding="utf-8")
+    assert {row[0].strip("`") for row in rows} == set(re.findall(r'"(inbox_\w+)"', roles))
+
+
+def test_the_connections_and_slots_are_the_settings() -> None:
+    told = section(text("docs/architecture.md"), "## Workers and connections")
+    found = {name: int(value) for name, value in re.findall(r"`INBOX_([A-Z_]+)` \((\d+)\)", told)}
+    fields = Settings.model_fields
+    assert found == {name: fields[name.lower()].default for name in ("POOL", "ACTIVITIES", "REPORT_ACTIVITIES")}
 
 
 def test_the_time_outs_are_those_of_the_settings() -> None:
@@ -342,6 +379,11 @@ def test_the_openapi_document_has_every_problem_and_no_other() -> None:
     }
 
 
+def test_producers_are_told_every_kind_of_order() -> None:
+    rows = table(section(text("docs/producers.md"), "## Order"))
+    assert {row[0].strip("`") for row in rows} == set(get_args(SourceSettings.model_fields["order"].annotation))
+
+
 def test_producers_are_shown_the_table_of_bad_input_that_is_tested() -> None:
     shown = [
         line
@@ -360,3 +402,37 @@ def test_every_metric_is_explained() -> None:
 def test_the_answer_shown_to_producers_is_json() -> None:
     shown = [json.loads(block) for block in blocks(text("docs/producers.md"), "json")]
     assert [sorted(answer) for answer in shown] == [["duplicate", "id", "receivedAt", "source", "status", "workflowId"]]
+
+
+# What operators are told
+
+
+def test_operators_are_told_every_own_code_with_its_hint() -> None:
+    rows = table(section(text("docs/operators.md"), "## The inbox's own codes"))
+    codes = {code.value for code in OwnCode}
+    told = {row[0].strip("`"): row[2] for row in rows}
+    assert {code: hint for code, hint in told.items() if code in codes} == {
+        code: HINTS.get(code, "none") for code in codes
+    }
+    assert {code for code in told if code not in codes} == {"NotServed", "StoreUnavailable", "SUPERSEDED", "NOT_TAKEN"}
+
+
+def test_operators_filter_by_search_attributes_that_exist() -> None:
+    named = set(re.findall(r"\bInbox[A-Z]\w+", text("docs/operators.md")))
+    assert named == set(SEARCH_ATTRIBUTES)
+
+
+def test_operators_are_told_every_command_of_theirs_and_no_other() -> None:
+    rows = table(section(text("docs/operators.md"), "## Commands"))
+    processes = {"serve", "worker", "migrate", "dev"}
+    assert {row[0].strip("`") for row in rows} == {
+        f"inbox {name}" for name in typer.main.get_command(app).commands if name not in processes
+    }
+
+
+def test_what_operators_query_are_columns_that_exist() -> None:
+    (query,) = blocks(text("docs/operators.md"), "sql")
+    (definition,) = re.findall(r"CREATE TABLE inbox\.message \((.*?)^\)", MIGRATION, re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"\b[mb]\.(\w+)", query))
+    assert len(named) > 5
+    assert not {column for column in named if not re.search(rf"^    {column} ", definition, re.MULTILINE)}
