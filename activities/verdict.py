@@ -17,6 +17,7 @@ HINTS: Mapping[str, str] = {
     OwnCode.TRY_LOST: "its worker died or hung in every try: read the workers' logs before a redrive",
     OwnCode.INVALID_PAYLOAD: "the payload does not fit the handler's model: the producer must send a right one",
     OwnCode.PAYLOAD_GONE: "its payload is past retention: the producer must send it again",
+    OwnCode.SEQUENCE_GAP: "the number before it did not come in time; let it be sent, then redrive, or release it",
     OwnCode.CANCELLED: "an operator cancelled its execution; a redrive sends it through again",
     OwnCode.DISCARDED: "an operator discarded it; a redrive sends it through again",
 }

@@ -39,6 +39,7 @@ class ProcessMessage:
         self._message = message
         self._generation = message.generation
         self._wakes = 0
+        self._failed = False
         self._trying: workflow.ActivityHandle[RegisterResult] | None = None
         self._key = workflow.info().workflow_id.partition("/")[2]
         workflow.set_current_details(details.open_message(self._key))
@@ -52,6 +53,7 @@ class ProcessMessage:
     @workflow.signal(name=TRIED, description="A try failed; the worker sends it")
     def tried(self, failed: Tried) -> None:
         """Show operators what the last try failed of, and when the next one is due."""
+        self._failed = True
         workflow.upsert_search_attributes([STATUS.value_set("FAILED"), CODE.value_set(failed.code)])
         workflow.set_current_details(details.failed_message(self._key, failed))
 
@@ -85,6 +87,8 @@ class ProcessMessage:
         if result.status == DEAD:
             workflow.upsert_search_attributes([STATUS.value_set(DEAD), CODE.value_set(result.code or "")])
             raise ApplicationError(f"DEAD: {result.code}", type=result.code, non_retryable=True)
+        if self._failed:
+            workflow.upsert_search_attributes([STATUS.value_set(result.status), CODE.value_unset()])
         return result
 
     def _continue_if_long(self) -> None:

@@ -82,6 +82,8 @@ class Acceptor:
             "subject": incoming.subject or None,
             "sequence": incoming.sequence,
             "ordered": source.ordered,
+            # Where a new subject starts: just before its first row's number.
+            "position": None if source.order != "sequence" else (incoming.sequence or 0) - 1,
             "sha256": incoming.sha256,
             "max_tries": source.tries,
             "workflow_id": workflow_id(

@@ -118,7 +118,7 @@ _RELEASE = """
           FROM inbox.message WHERE id = %(id)s AND status <> 'PROCESSING'
     ), free AS (
         UPDATE inbox.subject_position p
-           SET processing = NULL, last = CASE WHEN p.last IS NOT NULL THEN greatest(p.last, me.applied) END
+           SET processing = NULL{moves}
           FROM me
          WHERE p.tenant = me.tenant AND p.source = me.source AND p.subject = me.subject AND p.processing = me.id
     ), first AS (
@@ -132,8 +132,10 @@ _RELEASE = """
       FROM first f WHERE m.id = f.id
     RETURNING m.id"""
 RELEASE = {
-    "arrival": Statement("release by arrival", Fenced, _RELEASE.format(by="id")),
-    "sequence": Statement("release by sequence", Fenced, _RELEASE.format(by="sequence")),
+    "arrival": Statement("release by arrival", Fenced, _RELEASE.format(by="id", moves="")),
+    "sequence": Statement(
+        "release by sequence", Fenced, _RELEASE.format(by="sequence", moves=", last = greatest(p.last, me.applied)")
+    ),
 }
 
 # A row that is released by hand goes at once.

@@ -74,7 +74,7 @@ ACCEPT = Statement(
         SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
     ), place AS (
         INSERT INTO inbox.subject_position (tenant, source, subject, last)
-        SELECT %(tenant)s, %(source)s, %(subject)s, %(sequence)s::bigint - 1 FROM put
+        SELECT %(tenant)s, %(source)s, %(subject)s, %(position)s::bigint FROM put
          WHERE created AND %(ordered)s AND %(subject)s::text IS NOT NULL
         ON CONFLICT DO NOTHING
     )
@@ -132,7 +132,7 @@ CLAIM = Statement(
                                           AND updated_at > now() - make_interval(secs => %(longest)s) END
                        THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
-                       WHEN held_since IS NOT NULL AND status <> 'PROCESSING' THEN 'HELD'
+                       WHEN %(ordered)s AND held_since IS NOT NULL AND status <> 'PROCESSING' THEN 'HELD'
                        ELSE 'CLAIMED' END AS answer
           FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
     ), lost AS (
@@ -145,7 +145,8 @@ CLAIM = Statement(
     ), claimed AS (
         UPDATE inbox.message m
            SET status = 'PROCESSING', tries = m.tries + 1, max_tries = %(max_tries)s, updated_at = now(),
-               next_try_at = NULL, claimed_by = %(worker)s, claimed_run_id = %(run_id)s,
+               next_try_at = NULL, held_behind = NULL, held_since = NULL,
+               claimed_by = %(worker)s, claimed_run_id = %(run_id)s,
                claimed_activity = %(activity)s, claimed_attempt = %(attempt)s, claim_began_at = %(began_at)s,
                run_id = %(first_run_id)s
           FROM before b
@@ -160,7 +161,7 @@ CLAIM = Statement(
            coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.last_reason, b.tenant, b.source,
            b.message_id, b.edition, b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
            coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body,
-           coalesce(c.sequence <= o.last, false) AS obsolete
+           coalesce(%(sequenced)s AND c.sequence <= o.last, false) AS obsolete
       FROM before b
       LEFT JOIN claimed c ON true
       LEFT JOIN occupied o ON true

@@ -201,7 +201,8 @@ async def test_the_statements_of_a_round_use_the_due_index(stack: Stack) -> None
               FROM generate_series(1, 20000) n""")
         await connection.execute("ANALYZE inbox.message")
         cursor = await connection.execute(
-            "EXPLAIN " + MESSAGES.lease.sql, {"source": "hospital", "share": 50, "again": 900, "lease": 30}
+            "EXPLAIN " + MESSAGES.lease.sql,
+            {"source": "hospital", "share": 50, "again": 900, "lease": 30, "order": "arrival"},
         )
         plan = "\n".join(line[0] for line in await cursor.fetchall())
     assert "message_due" in plan

@@ -352,3 +352,12 @@ async def test_many_subjects_with_failures_each_in_its_own_order(stack: Stack, r
     assert recorder.most == 1
     left = await stack.sql("SELECT count(*) AS n FROM inbox.subject_position WHERE processing IS NOT NULL")
     assert left == [{"n": 0}]
+
+
+async def test_a_sequence_says_nothing_where_order_is_by_arrival(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack)
+    await stack.start({"report.count": recorder})
+    for message_id, number in (("a", 5), ("b", 3), ("c", 9)):
+        await send(stack, message_id, sequence=number)
+    await stack.closed("c")
+    assert await applied(stack) == ["a", "b", "c"]
