@@ -121,6 +121,7 @@ class RegisterActivity:
             "began_at": info.started_time,
             "asked": work.generation,
             "ordered": ordered,
+            "sequenced": source.order == "sequence",
         }
         if not ordered:
             return await self._database.one(CLAIM, claim)

@@ -87,7 +87,7 @@ class Claimed:
     """What a claim was answered, and with ``CLAIMED`` the try: what fences it, and the message it works on.
 
     ``status`` is the row's before the claim; ``body`` is None once the payload is gone; an ``obsolete`` row's number is
-    not above the last one applied.
+    not above the last one applied, where order is by sequence: elsewhere a number says nothing.
     """
 
     answer: str
@@ -160,7 +160,7 @@ CLAIM = Statement(
            coalesce(c.max_tries, b.max_tries) AS max_tries, b.last_code, b.last_reason, b.tenant, b.source,
            b.message_id, b.edition, b.type, b.subject, b.received_at, coalesce(c.updated_at, b.updated_at) AS began_at,
            coalesce(p.content_type, k.content_type) AS content_type, coalesce(p.body, k.body) AS body,
-           coalesce(c.sequence <= o.last, false) AS obsolete
+           %(sequenced)s AND coalesce(c.sequence <= o.last, false) AS obsolete
       FROM before b
       LEFT JOIN claimed c ON true
       LEFT JOIN occupied o ON true

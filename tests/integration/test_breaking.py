@@ -190,6 +190,7 @@ class Attempts:
             "began_at": began,
             "asked": 1,
             "ordered": False,
+            "sequenced": False,
         }
         claimed = await self.stack.database.one(CLAIM, parameters)
         assert claimed is not None

@@ -154,6 +154,15 @@ async def test_one_that_becomes_visible_late_waits_for_the_running_one_and_is_no
     assert recorder.most == 1
 
 
+async def test_in_order_of_arrival_a_number_says_nothing(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack)
+    await stack.start({"report.count": recorder})
+    for number in (9, 3):
+        await send(stack, f"m{number}", sequence=number)
+        assert (await stack.closed(f"m{number}"))["outcome"] == {}
+    assert await applied(stack) == ["m9", "m3"]
+
+
 @pytest.mark.parametrize("ending", ["redrive", "release", "discard"])
 async def test_a_parked_message_holds_the_others_until_an_operator_ends_it(
     stack: Stack, recorder: Recorder, ending: str

@@ -432,6 +432,7 @@ async def accepted(connection: psycopg.AsyncConnection[Any], number: int) -> int
             "subject": f"{number}",
             "sequence": None,
             "ordered": True,
+            "sequenced": False,
             "sha256": b"0" * 32,
             "max_tries": 5,
             "workflow_id": f"inbox/hospital/hot-{number}",
@@ -460,6 +461,7 @@ async def claimed(connection: psycopg.AsyncConnection[Any], number: int) -> Any:
             "longest": 30.0,
             "asked": 1,
             "ordered": True,
+            "sequenced": False,
             "began_at": datetime(2026, 1, 1, tzinfo=UTC),
         },
     )
