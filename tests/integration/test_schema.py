@@ -432,7 +432,6 @@ async def accepted(connection: psycopg.AsyncConnection[Any], number: int) -> int
             "subject": f"{number}",
             "sequence": None,
             "ordered": True,
-            "sequenced": False,
             "sha256": b"0" * 32,
             "max_tries": 5,
             "workflow_id": f"inbox/hospital/hot-{number}",
