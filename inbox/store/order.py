@@ -146,14 +146,14 @@ MAKE_DUE = Statement(
     RETURNING id""",
 )
 
-# A parked row holds nobody any more.
+# A parked row holds nobody any more; where a generation is given, of that one alone.
 UNPARK = Statement(
     "unpark",
     Fenced,
     """
     UPDATE inbox.message SET parked = false, last_code = coalesce(%(code)s, last_code), updated_at = now(),
            last_reason = coalesce(%(reason)s, last_reason)
-     WHERE id = %(id)s AND parked
+     WHERE id = %(id)s AND parked AND (%(generation)s::int IS NULL OR generation = %(generation)s)
     RETURNING id""",
 )
 
