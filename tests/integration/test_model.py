@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -43,7 +42,7 @@ from inbox.store.statements import ACCEPT
 from tests.support.trying import Noting, Tries, nothing_written
 
 MORE = int(os.environ.get("MODEL_STEPS", "0"))
-STEPS = MORE or 3000
+STEPS = MORE or 2000
 EACH = 50  # steps of one life
 TRIES = 3
 GAP = 600
@@ -644,7 +643,7 @@ class Machine(RuleBasedStateMachine):
             if not self.live and not self.at_work():
                 return
             for id_ in sorted(self.live):
-                if not self.model.rows[id_].status == "PROCESSING" or not any(c.id == id_ for c in self.at_work()):
+                if self.model.rows[id_].status != "PROCESSING" or not any(c.id == id_ for c in self.at_work()):
                     self.attempt(self.model.rows[id_], self.model.rows[id_].generation)
                     self.check()
                 for claimed in self.at_work():

@@ -16,18 +16,18 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.verdict import Verdict
-from inbox.burial import NotOpen, discard, redrive, release
+from inbox.burial import NotOpen, bury, discard, redrive, release
 from inbox.errors import StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
-from inbox.references import RegisterInput
+from inbox.references import BuryInput, RegisterInput
 from inbox.settings import Settings, Sources
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
 from inbox.store.statements import ACCEPT
 from tests.support.trying import Noting, Tries, nothing_written
 
-ROUNDS = 60
+ROUNDS = 50
 ORDERS = ["arrival", "sequence"]
 BEGAN = datetime(2020, 1, 1, tzinfo=UTC)
 ROWS = "SELECT * FROM inbox.message WHERE source = %s AND subject = %s ORDER BY id"
@@ -300,3 +300,14 @@ async def test_the_next_is_claimed_while_a_parked_one_is_let_go(inbox: Inbox, or
             assert await turn.complete(following)
         left = [first.name] * (ending == "redrive") + [second.name] * (following is None) + [third.name]
         assert await turn.drain() == left
+
+
+async def test_a_late_cancellation_of_a_generation_before_unparks_nothing(inbox: Inbox) -> None:
+    turn = inbox.turn("arrival", 0, "park")
+    row = await turn.send()
+    await turn.fail(await turn.claim(row), final=True)
+    await turn.redrive(row)
+    await turn.fail(await turn.claim(row, "again", 2), final=True)
+    for generation, parked in ((1, True), (2, False)):
+        await bury(inbox.database, inbox.settings, BuryInput(row.id, turn.source, generation, "CANCELLED"), "late")
+        assert [found["parked"] for found in await turn.rows()] == [parked]
