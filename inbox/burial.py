@@ -90,7 +90,7 @@ async def release(database: Database, settings: Settings, key: Key) -> None:
     """
     record = await find(database, key)
     source = settings.source(record.source)
-    row = {"id": record.id, "code": None, "reason": None}
+    row = {"id": record.id, "generation": None, "code": None, "reason": None}
     locks = [LOCK_SUBJECT, LOCK_MESSAGE]
     if record.parked:
         unparked = await database.locked(UNPARK, row, before=locks, after=_release(source))

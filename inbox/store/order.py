@@ -148,18 +148,19 @@ MAKE_DUE = Statement(
     RETURNING id""",
 )
 
-# A parked row holds nobody any more.
+# A parked row holds nobody any more; where a generation is given, of that one alone.
 UNPARK = Statement(
     "unpark",
     Fenced,
     """
     UPDATE inbox.message SET parked = false, last_code = coalesce(%(code)s, last_code), updated_at = now(),
            last_reason = coalesce(%(reason)s, last_reason)
-     WHERE id = %(id)s AND parked
+     WHERE id = %(id)s AND parked AND (%(generation)s::int IS NULL OR generation = %(generation)s)
     RETURNING id""",
 )
 
-# A gap is accepted: what is missing before this row is not waited for.
+# A gap is accepted: what is missing before this row is not waited for. No row returned: nothing is missing, or a lower
+# number is still open or parked, and would become obsolete by it.
 ACCEPT_GAP = Statement(
     "accept gap",
     Fenced,
@@ -168,5 +169,10 @@ ACCEPT_GAP = Statement(
       FROM inbox.message m
      WHERE m.id = %(id)s AND m.status <> 'COMPLETED' AND p.tenant = m.tenant AND p.source = m.source
        AND p.subject = m.subject AND p.last < m.sequence - 1
+       AND (SELECT count(DISTINCT b.sequence) < m.sequence - 1 - p.last
+                   AND coalesce(bool_and(b.closed_at IS NOT NULL AND NOT b.parked), true)
+              FROM inbox.message b
+             WHERE b.tenant = m.tenant AND b.source = m.source AND b.subject = m.subject
+               AND b.sequence > p.last AND b.sequence < m.sequence)
     RETURNING m.id""",
 )

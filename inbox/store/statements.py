@@ -87,7 +87,7 @@ class Claimed:
     """What a claim was answered, and with ``CLAIMED`` the try: what fences it, and the message it works on.
 
     ``status`` is the row's before the claim; ``body`` is None once the payload is gone; an ``obsolete`` row's number is
-    not above the last one applied.
+    not above the last one applied, where order is by sequence: elsewhere a number says nothing.
     """
 
     answer: str

@@ -154,6 +154,15 @@ async def test_one_that_becomes_visible_late_waits_for_the_running_one_and_is_no
     assert recorder.most == 1
 
 
+async def test_in_order_of_arrival_a_number_says_nothing(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack)
+    await stack.start({"report.count": recorder})
+    for number in (9, 3):
+        await send(stack, f"m{number}", sequence=number)
+        assert (await stack.closed(f"m{number}"))["outcome"] == {}
+    assert await applied(stack) == ["m9", "m3"]
+
+
 @pytest.mark.parametrize("ending", ["redrive", "release", "discard"])
 async def test_a_parked_message_holds_the_others_until_an_operator_ends_it(
     stack: Stack, recorder: Recorder, ending: str
@@ -297,6 +306,21 @@ async def test_a_gap_is_accepted_by_hand(stack: Stack, recorder: Recorder, *, de
     assert await applied(stack) == ["one", "four"]
     with pytest.raises(NotHeld):
         await release(stack.database, stack.settings, key("four"))
+
+
+async def test_a_number_that_waits_for_a_lower_one_is_behind_no_gap(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, order="sequence")
+    gate = recorder.gate("one")
+    await stack.start({"report.count": recorder})
+    await send(stack, "one", sequence=1)
+    await eventually(lambda: stack.row("one"), lambda row: row["status"] == "PROCESSING")
+    await send(stack, "two", sequence=2)
+    await eventually(lambda: stack.row("two"), lambda row: row["held_since"] is not None)
+    with pytest.raises(NotHeld):  # or its next try would find number 1 obsolete
+        await release(stack.database, stack.settings, key("two"))
+    gate.set()
+    await stack.closed("two")
+    assert await applied(stack) == ["one", "two"]
 
 
 async def test_a_dead_number_is_no_gap_and_obsolete_once_a_higher_one_was_applied(
