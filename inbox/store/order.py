@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from inbox.store.engine import Statement
 from inbox.store.statements import Fenced
 
-# The subject of a message, locked; it comes into being where accept did not make it (its source had no order then).
+# The subject of a message, locked; it comes into being where accept did not make it (its source had no order then). An
+# update that its condition refuses has locked the row and written no version of it. The row returned is a new one's.
 LOCK_SUBJECT = Statement(
     "lock subject",
     Fenced,
     """
     INSERT INTO inbox.subject_position AS p (tenant, source, subject)
     SELECT tenant, source, subject FROM inbox.message WHERE id = %(id)s AND subject IS NOT NULL
-    ON CONFLICT (tenant, source, subject) DO UPDATE SET last = p.last
+    ON CONFLICT (tenant, source, subject) DO UPDATE SET last = p.last WHERE false
     RETURNING 0::bigint AS id""",
 )
 

@@ -206,7 +206,7 @@ CREATE TABLE inbox.subject_position (
     processing bigint,
     last       bigint,
     PRIMARY KEY (tenant, source, subject)
-)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)
 """
 
 
