@@ -128,26 +128,27 @@ _RELEASE = """
     RETURNING m.id"""
 _OPEN = """
                SELECT f.id, f.status FROM inbox.message f
-                WHERE f.tenant = me.tenant AND f.source = me.source AND f.subject = me.subject AND f.closed_at IS NULL"""
-RELEASE = {
-    "arrival": Statement(
-        "release by arrival", Fenced, _RELEASE.format(first=f"{_OPEN}\n                ORDER BY f.id LIMIT 1")
-    ),
-    # Rows without a number (their source's order was another once) after all that have one; each half has its index.
-    "sequence": Statement(
-        "release by sequence",
-        Fenced,
-        _RELEASE.format(
-            first=f"""
+                WHERE f.tenant = me.tenant AND f.source = me.source AND f.subject = me.subject
+                  AND f.closed_at IS NULL"""
+RELEASE_ARRIVAL = Statement(
+    "release by arrival", Fenced, _RELEASE.format(first=f"{_OPEN}\n                ORDER BY f.id LIMIT 1")
+)
+
+# Rows without a number (their source's order was another once) after all that have one; each half has its index.
+RELEASE_SEQUENCE = Statement(
+    "release by sequence",
+    Fenced,
+    _RELEASE.format(
+        first=f"""
                ({_OPEN} AND f.sequence IS NOT NULL
                 ORDER BY f.sequence LIMIT 1)
                UNION ALL
                ({_OPEN} AND f.sequence IS NULL
                 ORDER BY f.id LIMIT 1)
                 LIMIT 1"""
-        ),
     ),
-}
+)
+RELEASE = {"arrival": RELEASE_ARRIVAL, "sequence": RELEASE_SEQUENCE}
 
 # A row that is released by hand goes at once.
 MAKE_DUE = Statement(
