@@ -42,17 +42,9 @@ WAITING = """
 HELD = "UPDATE inbox.message SET status = 'PROCESSING', tries = tries + 1, dispatched_at = now() WHERE id = %s"
 
 
-class Late:
-    """Completes with a notice."""
-
-    type = "survey.send"
-    payload = Count
-
-    async def prepare(self, _: Any) -> None:
-        return
-
-    async def register(self, *_: Any) -> Outcome:
-        return Outcome({}, Notice(ReportKind.NOT_SENT, "late"))
+async def late(_: Any) -> Outcome:
+    """Complete with a notice."""
+    return Outcome({}, Notice(ReportKind.NOT_SENT, "late"))
 
 
 @dataclass
@@ -83,7 +75,7 @@ class Life:
 
     async def complete(self) -> None:
         with suppress(StaleTry):
-            await self.tries._bundle(await self._claimed(), Late(), None, None, self.source)  # type: ignore[arg-type]
+            await self.tries._bundle(await self._claimed(), self.source, late)
 
     async def bury(self) -> None:
         work = BuryInput(self.id, "hospital", (await self._claimed()).generation, "DISCARDED")

@@ -226,6 +226,7 @@ def statements() -> list[Statement]:
     for module in pkgutil.iter_modules(inbox.store.__path__, "inbox.store."):
         for value in vars(importlib.import_module(module.name)).values():
             parts = vars(value).values() if isinstance(value, Queue) else [value]
+            parts = value.values() if isinstance(value, dict) else parts
             found += [part for part in parts if isinstance(part, Statement)]
     return found
 
