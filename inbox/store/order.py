@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from inbox.store.engine import Statement
 from inbox.store.statements import Fenced
 
-# The subject of a message, locked; it comes into being where accept did not make it (its source had no order then).
+# The subject of a message, locked; it comes into being where accept did not make it (its source had no order then). An
+# update that its condition refuses has locked the row and written no version of it. The row returned is a new one's.
 LOCK_SUBJECT = Statement(
     "lock subject",
     Fenced,
     """
     INSERT INTO inbox.subject_position AS p (tenant, source, subject)
     SELECT tenant, source, subject FROM inbox.message WHERE id = %(id)s AND subject IS NOT NULL
-    ON CONFLICT (tenant, source, subject) DO UPDATE SET last = p.last
+    ON CONFLICT (tenant, source, subject) DO UPDATE SET last = p.last WHERE false
     RETURNING 0::bigint AS id""",
 )
 
@@ -79,14 +80,14 @@ DECIDE_ARRIVAL = Statement(
     ),
 )
 
-# By sequence: behind the next lower number that is open or parked; without one, the first number above the last
-# applied that no row has is missing. A row that is DEAD and not parked fills its number.
+# By sequence: behind the next lower number that is open or parked; only without one, the first number above the last
+# applied that no row has is looked for, and missing. A row that is DEAD and not parked fills its number.
 DECIDE_SEQUENCE = Statement(
     "decide by sequence",
     Decision,
     _DECIDE.format(
         ahead="""
-        SELECT me.*, CASE WHEN b.id IS NULL AND g.missing < me.sequence THEN g.missing END AS missing, b.id AS behind
+        SELECT me.*, g.missing, b.id AS behind
           FROM me
           LEFT JOIN LATERAL (
                SELECT b.id FROM inbox.message b
@@ -94,17 +95,13 @@ DECIDE_SEQUENCE = Statement(
                   AND b.sequence > me.last AND b.sequence < me.sequence AND (b.closed_at IS NULL OR b.parked)
                 ORDER BY b.sequence DESC LIMIT 1) b ON true
           LEFT JOIN LATERAL (
-               SELECT c.number + 1 AS missing
-                 FROM (SELECT me.last AS number
-                       UNION ALL
-                       SELECT s.sequence FROM inbox.message s
-                        WHERE s.tenant = me.tenant AND s.source = me.source AND s.subject = me.subject
-                          AND s.sequence > me.last AND s.sequence < me.sequence) c
-                WHERE me.last < me.sequence AND NOT EXISTS (
-                      SELECT FROM inbox.message n
-                       WHERE n.tenant = me.tenant AND n.source = me.source AND n.subject = me.subject
-                         AND n.sequence = c.number + 1)
-                ORDER BY c.number LIMIT 1) g ON true"""
+               SELECT n.before + 1 AS missing
+                 FROM (SELECT s.sequence, lag(s.sequence, 1, me.last) OVER (ORDER BY s.sequence) AS before
+                         FROM inbox.message s
+                        WHERE b.id IS NULL AND s.tenant = me.tenant AND s.source = me.source AND s.subject = me.subject
+                          AND s.sequence > me.last AND s.sequence <= me.sequence) n
+                WHERE n.sequence > n.before + 1
+                ORDER BY n.sequence LIMIT 1) g ON true"""
     ),
 )
 DECIDE = {"arrival": DECIDE_ARRIVAL, "sequence": DECIDE_SEQUENCE}
@@ -123,20 +120,36 @@ _RELEASE = """
          WHERE p.tenant = me.tenant AND p.source = me.source AND p.subject = me.subject AND p.processing = me.id
     ), first AS (
         SELECT f.id FROM me, LATERAL (
-               SELECT f.id, f.status FROM inbox.message f
-                WHERE f.tenant = me.tenant AND f.source = me.source AND f.subject = me.subject AND f.closed_at IS NULL
-                ORDER BY f.{by} LIMIT 1) f
+{first}) f
          WHERE f.id <> me.id AND f.status <> 'PROCESSING'
     )
     UPDATE inbox.message m SET due_at = now(), held_behind = NULL, held_since = NULL, dispatched_at = NULL
       FROM first f WHERE m.id = f.id
     RETURNING m.id"""
-RELEASE = {
-    "arrival": Statement("release by arrival", Fenced, _RELEASE.format(by="id", moves="")),
-    "sequence": Statement(
-        "release by sequence", Fenced, _RELEASE.format(by="sequence", moves=", last = greatest(p.last, me.applied)")
+_OPEN = """
+               SELECT f.id, f.status FROM inbox.message f
+                WHERE f.tenant = me.tenant AND f.source = me.source AND f.subject = me.subject
+                  AND f.closed_at IS NULL"""
+RELEASE_ARRIVAL = Statement(
+    "release by arrival", Fenced, _RELEASE.format(moves="", first=f"{_OPEN}\n                ORDER BY f.id LIMIT 1")
+)
+
+# Rows without a number (their source's order was another once) after all that have one; each half has its index.
+RELEASE_SEQUENCE = Statement(
+    "release by sequence",
+    Fenced,
+    _RELEASE.format(
+        moves=", last = greatest(p.last, me.applied)",
+        first=f"""
+               ({_OPEN} AND f.sequence IS NOT NULL
+                ORDER BY f.sequence LIMIT 1)
+               UNION ALL
+               ({_OPEN} AND f.sequence IS NULL
+                ORDER BY f.id LIMIT 1)
+                LIMIT 1""",
     ),
-}
+)
+RELEASE = {"arrival": RELEASE_ARRIVAL, "sequence": RELEASE_SEQUENCE}
 
 # A row that is released by hand goes at once.
 MAKE_DUE = Statement(

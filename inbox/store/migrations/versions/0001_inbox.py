@@ -65,6 +65,8 @@ INDEXES = """
 CREATE INDEX message_due ON inbox.message (source, due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX message_order ON inbox.message (tenant, source, subject, id)
     WHERE subject IS NOT NULL AND (closed_at IS NULL OR parked);
+CREATE INDEX message_number ON inbox.message (tenant, source, subject, sequence)
+    WHERE sequence IS NOT NULL AND (closed_at IS NULL OR parked);
 CREATE INDEX message_open ON inbox.message (source, type, id) WHERE closed_at IS NULL;
 CREATE INDEX message_parked ON inbox.message (source, type, id) WHERE parked;
 CREATE INDEX message_dead ON inbox.message (source, dead_at) WHERE dead_at IS NOT NULL;
@@ -204,7 +206,7 @@ CREATE TABLE inbox.subject_position (
     processing bigint,
     last       bigint,
     PRIMARY KEY (tenant, source, subject)
-)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)
 """
 
 
