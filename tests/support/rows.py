@@ -16,6 +16,7 @@ def acceptance(message_id: str, source: str = "p", subject: str | None = "s", **
         "subject": subject,
         "sequence": None,
         "ordered": True,
+        "position": None,
         "sha256": b"0" * 32,
         "max_tries": 5,
         "workflow_id": f"inbox/{source}/{message_id}",
@@ -39,6 +40,7 @@ def claim(row: int, **changes: Any) -> dict[str, Any]:
         "began_at": BEGAN,
         "asked": 1,
         "ordered": True,
+        "sequenced": False,
         "gap": 3600.0,
     } | changes
 
