@@ -128,7 +128,7 @@ async def held(stack: Stack, life: Life) -> AsyncIterator[Callable[[int], Awaita
 def ordered_pairs() -> Iterator[Any]:
     """Yield what came before, and two events that meet then, each pair in both orders."""
     meetings = {
-        ("begin", "redrive", "claim"): ["close", "begin", "fail", "bury", "complete"],
+        ("begin", "redrive", "claim"): ["close", "begin", "fail", "bury", "complete", "redrive"],
         ("begin",): ["close", "redrive", "begin"],
         (): ["begin", "redrive"],
         ("begin", "close"): ["redrive", "begin", "close"],

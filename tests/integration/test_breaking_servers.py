@@ -28,6 +28,8 @@ TIMEOUTS = {
     "rpc": 1,
     "lease": 3,
 }
+# Of a statement and of a connection, each with its grace: whatever waits for Postgres is let go of then.
+LIMIT = TIMEOUTS["statement"] + 1 + TIMEOUTS["connect"] + 1
 UNSTARTED = """
     SELECT message_id, starts, due_at - now() AS wait FROM inbox.message
      WHERE dispatched_at IS NULL AND starts > 0 AND due_at > now() + interval '5 s'"""
@@ -86,10 +88,6 @@ async def test_the_doors_do_not_wait_for_a_postgres_that_hangs(fragile: Stack, o
         assert await fragile.bundles(message["srvyDrawupNo"]) == (1, 1, 1, 1)
 
 
-# Of a statement, and of a connection: whatever waits for Postgres is let go of then.
-LIMIT = TIMEOUTS["statement"] + 1 + TIMEOUTS["connect"] + 1
-
-
 async def test_messages_that_were_under_way_when_postgres_hung_complete_once(
     fragile: Stack, own_postgres: Postgres
 ) -> None:
@@ -126,6 +124,7 @@ async def test_a_dispatcher_that_is_cancelled_in_a_round_leaves_no_row_leased_an
     async with stack.dispatching():
         await eventually(lambda: stack.sql(STARTED), lambda found: found[0]["n"] > 0)
     assert await stack.sql(UNSTARTED) == []
+    assert (await stack.sql(STARTED))[0]["n"] == 50  # a round under way is ended first
 
 
 async def test_a_worker_that_is_told_to_go_in_a_round_leaves_no_row_leased_and_unstarted(
