@@ -91,10 +91,15 @@ class ReportSettings(_Strict):
 
 
 class SourceSettings(_Strict):
-    """One producer. ``retry_interval`` is in seconds; ``tokens`` are hashes, as ``token_hash`` makes them."""
+    """One producer. ``retry_interval`` is in seconds; ``tokens`` are hashes, as ``token_hash`` makes them.
+
+    ``auth`` is ``none`` for an old sender that cannot be given a token: whoever reaches the door may then write as this
+    source (spec section 12). Its record is read with a token all the same.
+    """
 
     types: tuple[str, ...]
     tokens: tuple[TokenHash, ...] = ()
+    auth: Literal["token", "none"] = "token"
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
     retry_interval: Seconds = 60

@@ -116,7 +116,7 @@ class MessagesDoor:
         return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})
 
     async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
-        sources = self._callers.sources(request)
+        sources = self._callers.senders(request)
         if len(sources) == 1:
             (delivery.source,) = sources
         require_media_type(request, STRUCTURED)

@@ -143,7 +143,17 @@ class Callers:
         for name, source in settings.declared.sources.items():
             for token in source.tokens:
                 self._sources[token] = self._sources.get(token, frozenset()) | {name}
+        self._open = frozenset(name for name, its in settings.declared.sources.items() if its.auth == "none")
         self._operators = frozenset(settings.operator_tokens)
+
+    def senders(self, request: Request) -> frozenset[str]:
+        """Return the sources that the caller may write as: its token's, or without one those that need none.
+
+        Raises HttpProblem 401; a token that is not known is refused whatever the sources need.
+        """
+        if self._open and "authorization" not in request.headers:
+            return self._open
+        return self.sources(request) | self._open
 
     def sources(self, request: Request) -> frozenset[str]:
         """Return the caller's sources. Raises HttpProblem 401."""

@@ -86,7 +86,7 @@ class LegacyDoor:
         return json_response(view, 200, self._headers("Y", text))
 
     async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
-        if self._contract.source not in self._callers.sources(request):
+        if self._contract.source not in self._callers.senders(request):
             raise UnknownSource("", "this token is not the old system's")
         delivery.source = self._contract.source
         require_media_type(request, JSON)

@@ -8,6 +8,7 @@ import httpx
 
 from deploy.dev.ports import choose
 from inbox.message import Key
+from inbox.settings import token_hash
 from inbox.store.migrate import newest_revision
 from tests.support.stack import TOKENS, Stack, event, survey
 
@@ -298,3 +299,42 @@ async def test_a_process_whose_store_is_away_is_alive_and_not_ready(stack: Stack
         assert (await away.http.get("/healthz")).status_code == 200
         assert_problem(await away.get("/messages/hospital/a"), 503, "store-unavailable")
         assert_problem(await away.get("/backlog"), 503, "store-unavailable")
+
+
+async def test_a_source_that_needs_no_token_says_so_and_is_the_only_one(stack: Stack) -> None:
+    tokens = stack.settings.declared.sources["hospital"].tokens
+    others = stack.settings.declared.sources["report-producer"].model_dump()
+    stack.configure(
+        {
+            "sources": {
+                "hospital": {"types": ["survey.send"], "tokens": tokens, "auth": "none"},
+                "report-producer": others,
+            }
+        }
+    )
+    await stack.open()
+    message = survey()
+    answer = await stack.http.post("/legacy/survey-send", json=message)
+    assert (answer.status_code, answer.headers["X-Result"]) == (200, "Y")
+    assert (await stack.legacy(message)).json()["duplicate"] is True
+    assert (await stack.legacy(survey(), "wrong")).status_code == 401
+    headers = {"Content-Type": "application/cloudevents+json"}
+    other = event({"counter": "c"}, id="1", source="report-producer", type="report.count")
+    assert (await stack.http.post("/messages", json=other, headers=headers)).status_code == 403
+    assert (await stack.http.get(f"/messages/hospital/{message['srvyDrawupNo']}")).status_code == 401
+    assert (await stack.get(f"/messages/hospital/{message['srvyDrawupNo']}")).status_code == 200
+
+
+async def test_without_that_setting_every_source_needs_a_token(stack: Stack) -> None:
+    await stack.open()
+    assert (await stack.http.post("/legacy/survey-send", json=survey())).status_code == 401
+    assert {source.auth for source in stack.settings.declared.sources.values()} == {"token"}
+
+
+async def test_two_tokens_of_a_source_are_valid_at_once(stack: Stack) -> None:
+    stack.configure(tokens=[token_hash("old"), token_hash("new")])
+    await stack.open()
+    message = survey()
+    assert (await stack.legacy(message, "old")).status_code == 200
+    assert (await stack.legacy(message, "new")).json()["duplicate"] is True
+    assert (await stack.legacy(message, "older")).status_code == 401
