@@ -6,9 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import died, environment, process
+from tests.support.processes import answering, died, environment, process
 from tests.support.stack import TOKENS, Stack, survey
-from tests.support.waiting import eventually
 
 # As the product's, only shorter: a lost worker is noticed after the heartbeat, a lost start after the lease.
 TIMEOUTS = {"lock": 0.5, "heartbeat": 1.5, "rpc": 1, "lease": 2}
@@ -94,14 +93,7 @@ async def test_ingest_killed_between_commit_and_mark_is_dispatched_by_another(
     settings = environment(stack, tmp_path)
     async with process(settings, "serve", point) as ingest, httpx.AsyncClient(trust_env=False) as http:
         url = f"http://{settings['INBOX_LISTEN']}"
-
-        async def ready() -> bool:
-            try:
-                return (await http.get(f"{url}/readyz")).is_success
-            except httpx.HTTPError:
-                return False
-
-        await eventually(ready)
+        await answering(http, url)
         headers = {"Authorization": f"Bearer {TOKENS['hospital']}"}
         with suppress(httpx.HTTPError):  # killed before it could answer, or while it did
             await http.post(f"{url}/legacy/survey-send", json=message, headers=headers)

@@ -11,7 +11,7 @@ from temporalio.api.enums.v1 import EventType
 
 from inbox.settings import token_hash
 from tests.support.otlp import receiver
-from tests.support.processes import environment, free_port, process
+from tests.support.processes import answering, environment, free_port, process
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
@@ -49,7 +49,7 @@ async def test_markers_planted_everywhere_turn_up_nowhere(stack: Stack, tmp_path
     secret = "PLANTEDtoken"
     reporting = {"url": f"{stack.hospital.url}/reports", "token": "PLANTEDreporttoken"}
     stack.configure(tries=2, report=reporting, tokens=[token_hash(secret), token_hash(TOKENS["hospital"])])
-    metrics = f"127.0.0.1:{free_port()}"
+    metrics = {part: f"127.0.0.1:{free_port()}" for part in ("ingest", "worker")}
     logs = {name: tmp_path / f"{name}.log" for name in ("ingest", "worker")}
     answers: list[str] = []
     async with receiver() as (otlp, spans):
@@ -58,22 +58,15 @@ async def test_markers_planted_everywhere_turn_up_nowhere(stack: Stack, tmp_path
             tmp_path,
             OTEL_EXPORTER_OTLP_ENDPOINT=otlp,
             OTEL_BSP_SCHEDULE_DELAY="100",
-            INBOX_METRICS_LISTEN=metrics,
+            INBOX_METRICS_LISTEN=metrics["worker"],
         )
         reveal_token(Path(settings["INBOX_CONFIG"]), "PLANTEDreporttoken")
         async with (
-            process(settings | {"INBOX_METRICS_LISTEN": f"127.0.0.1:{free_port()}"}, "serve", log=logs["ingest"]),
+            process(settings | {"INBOX_METRICS_LISTEN": metrics["ingest"]}, "serve", log=logs["ingest"]),
             process(settings, "worker", log=logs["worker"]),
             httpx.AsyncClient(base_url=f"http://{settings['INBOX_LISTEN']}", trust_env=False) as http,
         ):
-
-            async def ready() -> bool:
-                try:
-                    return (await http.get("/readyz")).is_success
-                except httpx.HTTPError:
-                    return False
-
-            await eventually(ready)
+            await answering(http)
 
             async def legacy(content: Any, token: str = secret) -> None:
                 body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -136,10 +129,12 @@ async def test_markers_planted_everywhere_turn_up_nowhere(stack: Stack, tmp_path
             answers.append((await http.get("/backlog", headers=operator)).text)
             trace_id = (await stack.row(down["srvyDrawupNo"]))["traceparent"].split("-")[1]
             await eventually(_named(spans, trace_id), lambda names: "sql close report" in names)
-            scraped = (await http.get(f"http://{metrics}/metrics")).text
+            scraped = {part: (await http.get(f"http://{address}/metrics")).text for part, address in metrics.items()}
             kept = [item async for item in texts_of_temporal(stack)]
     kept += [("answer", text) for text in answers]
-    kept += [("metrics", scraped)]
+    kept += [(f"metrics of {part}", text) for part, text in scraped.items()]
+    assert "inbox_rejected" in scraped["ingest"]
+    assert "temporal_" in scraped["worker"]
     kept += [(f"span {span.name}", str(span)) for span in spans.all]
     kept += [(f"log of {name}", path.read_text()) for name, path in logs.items()]
     kept += [("attempt", str(line)) for line in await stack.sql("SELECT * FROM inbox.attempt")]

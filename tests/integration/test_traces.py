@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.support.otlp import Spans, attributes, hexadecimal, receiver
-from tests.support.processes import environment, process
+from tests.support.processes import answering, environment, process
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
@@ -27,14 +27,7 @@ async def running(stack: Stack, folder: Path, **more: str) -> AsyncIterator[tupl
             process(settings, "worker"),
             httpx.AsyncClient(base_url=address, trust_env=False) as http,
         ):
-
-            async def ready() -> bool:
-                try:
-                    return (await http.get("/readyz")).is_success
-                except httpx.HTTPError:
-                    return False
-
-            await eventually(ready)
+            await answering(http)
             yield http, spans
 
 

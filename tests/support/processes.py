@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import tomlkit
 
 from inbox.settings import token_hash
@@ -84,3 +85,15 @@ async def stopped(running: asyncio.subprocess.Process, limit: float = 30) -> Non
         return Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     await eventually(state, lambda found: found == "T", limit)
+
+
+async def answering(http: httpx.AsyncClient, url: str = "") -> None:
+    """Wait until an ingest is ready to take messages in."""
+
+    async def ready() -> bool:
+        try:
+            return (await http.get(f"{url}/readyz")).is_success
+        except httpx.HTTPError:
+            return False
+
+    await eventually(ready)
