@@ -13,6 +13,7 @@ InboxError
 ├── Unfit               a server that answers, and cannot be worked with as it is
 │   ├── StoreRefuses        Postgres refuses the connection
 │   ├── SchemaUnfit         the schema is not the one that this code needs
+│   ├── RightsMissing       the database user may not do what a setting asks of this process
 │   └── TemporalUnfit       a search attribute is missing, or of another type
 ├── StoreUnavailable    Postgres gave no answer
 ├── TransactionEnded    a handler ended the transaction that is not its own to end
@@ -98,6 +99,10 @@ class StoreRefuses(Unfit):
 
 class SchemaUnfit(Unfit):
     """The schema is not the one that this code needs, or hidden from it."""
+
+
+class RightsMissing(Unfit):
+    """The database user may not do what a setting asks of this process."""
 
 
 class TemporalUnfit(Unfit):

@@ -113,7 +113,7 @@ class MessagesDoor:
             incoming, found = await self._take(request, delivery)
             delivery.created = found.created
         view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
-        return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})
+        return json_response(view, 202 if found.created else 200, {"Location": location(incoming, found)})
 
     async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
         sources = self._callers.senders(request)

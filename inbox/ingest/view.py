@@ -26,9 +26,9 @@ def _ending(status: str, code: str | None, reason: str | None, outcome: Any) -> 
     return {}
 
 
-def location(incoming: Incoming) -> str:
-    """Return the path of the message's record."""
-    return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id)}"
+def location(incoming: Incoming, found: Accepted) -> str:
+    """Return the path of the record of the edition that the delivery met."""
+    return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id, found.edition)}"
 
 
 def accepted_view(incoming: Incoming, found: Accepted, phrase: str) -> dict[str, Any]:
