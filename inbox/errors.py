@@ -18,6 +18,9 @@ InboxError
 ├── StoreUnavailable    Postgres gave no answer
 ├── TransactionEnded    a handler ended the transaction that is not its own to end
 ├── StaleTry            the try was overtaken: its row has moved on
+├── InvalidPayload      the payload does not fit the handler's model
+├── PayloadGone         the payload was purged
+├── NotRegistered       in direct mode: the handler did not register the message
 └── NotServed           no handler or no settings here for a message (costs it no try)
 
 Errors carry fields, not sentences; the text is made where it is shown.
@@ -127,6 +130,27 @@ class TransactionEnded(InboxError):
 
 class StaleTry(InboxError):
     """The row is no longer held by this try: nothing that it does may be kept (spec section 3, fence)."""
+
+
+class InvalidPayload(InboxError):
+    """The payload does not fit the handler's model; no further try can help."""
+
+
+class PayloadGone(InboxError):
+    """The payload was purged; no further try can help."""
+
+
+class NotRegistered(InboxError):
+    """In direct mode the handler did not register the message, and nothing of it is stored.
+
+    ``reason`` may be told; ``final`` where it is the message's fault and not that of a service.
+    """
+
+    def __init__(self, code: str, reason: str, *, final: bool) -> None:
+        super().__init__(code)
+        self.code = code
+        self.reason = reason
+        self.final = final
 
 
 class NotServed(InboxError):

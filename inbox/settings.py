@@ -100,6 +100,7 @@ class SourceSettings(_Strict):
     types: tuple[str, ...]
     tokens: tuple[TokenHash, ...] = ()
     auth: Literal["token", "none"] = "token"
+    mode: Literal["accept", "direct"] = "accept"
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
     retry_interval: Seconds = 60
@@ -210,9 +211,16 @@ class Settings(BaseSettings):
             raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2")
         return self
 
+    @property
+    def direct(self) -> bool:
+        """Whether a source's messages are registered by ingest itself."""
+        return any(source.mode == "direct" for source in self.declared.sources.values())
+
     def moves_states(self) -> str | None:
         """Return the first setting for which ingest itself moves messages from state to state, or None."""
         for name, source in self.declared.sources.items():
+            if source.mode == "direct":
+                return f"sources.{name}.mode"
             if source.resends:
                 return f"sources.{name}.redelivery"
         return None

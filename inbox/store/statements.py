@@ -17,7 +17,7 @@ FENCE = "id = %(id)s AND status = 'PROCESSING' AND generation = %(generation)s A
 REPORT_WORKFLOW_ID = r"regexp_replace(m.workflow_id, '^([^/]+)/', '\1-report/') || '/' || n.number"
 
 
-def _owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: str = "0") -> str:
+def owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: str = "0") -> str:
     """Insert a report for the row of the CTE ``origin``, due unless an earlier one of the message is still open.
 
     ``ahead`` counts the reports that the same statement owes before this one: its snapshot does not see them.
@@ -232,10 +232,10 @@ COMPLETE = Statement(
          WHERE {FENCE} AND pg_current_xact_id_if_assigned()::text = %(xact)s
         RETURNING *
     ), corrected AS ({
-        _owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
+        owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
     }
     ), noticed AS ({
-        _owe(
+        owe(
             "completed",
             "%(notice)s",
             "%(notice)s",
@@ -287,7 +287,7 @@ FAIL = Statement(
                claimed_run_id, split_part(traceparent, '-', 2)
           FROM failed
         ON CONFLICT DO NOTHING
-    ), owed AS ({_owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
+    ), owed AS ({owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM failed""",
 )
@@ -343,7 +343,7 @@ BURY = Statement(
                u.claimed_run_id, split_part(u.traceparent, '-', 2)
           FROM buried u JOIN before b ON b.id = u.id WHERE b.status = 'PROCESSING'
         ON CONFLICT DO NOTHING
-    ), owed AS ({_owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
+    ), owed AS ({owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM buried""",
 )
