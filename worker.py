@@ -6,7 +6,6 @@ No SQL and no workflow is defined here: run as ``__main__``, this file would be 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -27,7 +26,7 @@ from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
 from inbox.process import run_until_signal, unless_signalled
-from inbox.registry import load_handlers
+from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
 from inbox.store.engine import Database
 from inbox.store.partitions import keep_partitions
@@ -124,10 +123,7 @@ async def run_worker(settings: Settings) -> None:
                 run_workers(workers), lambda: shut_down(workers), dispatcher.run(), keep_partitions(database)
             )
     finally:
-        for handler in handlers.values():
-            if hasattr(handler, "aclose"):
-                with contextlib.suppress(httpx.HTTPError):
-                    await handler.aclose()
+        await close_handlers(handlers)
         await database.close()
         if tracing:
             tracing.shutdown()

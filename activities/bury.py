@@ -8,12 +8,12 @@ from typing import Any
 from temporalio import activity
 
 from activities.failures import codes_only
-from activities.verdict import hint_for
 from inbox.burial import bury
 from inbox.handler import Handler
 from inbox.references import GONE, BuryInput, RegisterResult
 from inbox.settings import Settings
 from inbox.store.engine import Database
+from inbox.verdict import hint_for
 
 
 class BuryActivity:

@@ -18,15 +18,14 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from activities.failures import codes_only
-from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.burial import bury
-from inbox.errors import StaleTry, StoreUnavailable, TransactionEnded, fault_of
+from inbox.errors import PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of
 from inbox.handler import Handler, Message, Outcome
-from inbox.payload import decode
+from inbox.payload import read_payload
 from inbox.references import GONE, HELD, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
-from inbox.states import CLOSED, OwnCode, Status
+from inbox.states import CLOSED, OBSOLETE, OwnCode, Status
 from inbox.store.engine import Database, Statement, driver, one, rows
 from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
 from inbox.store.statements import (
@@ -41,10 +40,9 @@ from inbox.store.statements import (
     Claimed,
     Ended,
 )
+from inbox.verdict import Verdict, hint_for, judge
 
 log = logging.getLogger(__name__)
-# The outcome of a message whose number was passed before it came.
-OBSOLETE = "obsolete"
 HEARTBEATS = 5  # in one heartbeat time-out
 LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
@@ -300,10 +298,6 @@ def _message(claimed: Claimed, handler: Handler[Any, Any], source: SourceSetting
     """Build what the handler sees. Raises PayloadGone or InvalidPayload."""
     if claimed.body is None or claimed.content_type is None:
         raise PayloadGone
-    try:
-        payload = handler.payload.model_validate(decode(claimed.content_type, claimed.body))
-    except ValueError:  # pydantic's ValidationError is one; its text would hold the input
-        raise InvalidPayload from None
     return Message(
         tenant=claimed.tenant,
         source=claimed.source,
@@ -313,7 +307,7 @@ def _message(claimed: Claimed, handler: Handler[Any, Any], source: SourceSetting
         subject=claimed.subject,
         received_at=claimed.received_at,
         zone=ZoneInfo(source.zone),
-        payload=payload,
+        payload=read_payload(handler.payload, claimed.content_type, claimed.body),
     )
 
 

@@ -20,12 +20,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import PGconn, Ping
 from temporalio.client import Client
 
-from inbox.errors import SchemaUnfit, SettingsError, StoreRefuses, StoreUnavailable, TemporalUnfit
+from inbox.errors import RightsMissing, SchemaUnfit, SettingsError, StoreRefuses, StoreUnavailable, TemporalUnfit
 from inbox.logs import LimitedLog
 from inbox.settings import Settings
 from inbox.store.engine import Params, Statement, is_away, one
 from inbox.store.migrate import known_revisions, newest_revision
-from inbox.store.reads import READ_REVISION, Ready
+from inbox.store.reads import READ_REVISION, READ_RIGHTS, Ready
 from inbox.temporal import TemporalAway, check_search_attributes
 
 limited = LimitedLog(logging.getLogger(__name__), interval=30)
@@ -45,15 +45,26 @@ FULL = re.compile("too many|remaining connection slots|not accepting connections
 async def check_store(settings: Settings) -> None:
     """Connect once and look at the schema.
 
-    Raises StoreUnavailable where Postgres is away; StoreRefuses, SchemaUnfit, SettingsError.
+    Raises StoreUnavailable where Postgres is away; StoreRefuses, SchemaUnfit, RightsMissing, SettingsError.
     """
     limit = 2 * settings.declared.timeouts.connect
     try:
         # A server that is stopped answers the kernel's handshake, and nothing else.
         async with asyncio.timeout(limit), await _connect(settings) as connection:
             await check_schema(partial(one, connection), newest_revision())
+            await _check_rights(settings, connection)
     except TimeoutError:
         raise StoreUnavailable("TimeoutError") from None
+
+
+async def _check_rights(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> None:
+    """Raise RightsMissing where a source asks for more of ingest than to add messages."""
+    setting = settings.moves_states()
+    if setting is None:
+        return
+    rights = await one(connection, READ_RIGHTS, {})
+    if rights is None or not rights.moves:
+        raise RightsMissing(f"{setting}: this database user must be a member of inbox_worker for it")
 
 
 async def check_schema(look: Look, needed: str) -> None:

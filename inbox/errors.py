@@ -13,10 +13,14 @@ InboxError
 ├── Unfit               a server that answers, and cannot be worked with as it is
 │   ├── StoreRefuses        Postgres refuses the connection
 │   ├── SchemaUnfit         the schema is not the one that this code needs
+│   ├── RightsMissing       the database user may not do what a setting asks of this process
 │   └── TemporalUnfit       a search attribute is missing, or of another type
 ├── StoreUnavailable    Postgres gave no answer
 ├── TransactionEnded    a handler ended the transaction that is not its own to end
 ├── StaleTry            the try was overtaken: its row has moved on
+├── InvalidPayload      the payload does not fit the handler's model
+├── PayloadGone         the payload was purged
+├── NotRegistered       in direct mode: the handler did not register the message
 └── NotServed           no handler or no settings here for a message (costs it no try)
 
 Errors carry fields, not sentences; the text is made where it is shown.
@@ -100,6 +104,10 @@ class SchemaUnfit(Unfit):
     """The schema is not the one that this code needs, or hidden from it."""
 
 
+class RightsMissing(Unfit):
+    """The database user may not do what a setting asks of this process."""
+
+
 class TemporalUnfit(Unfit):
     """A search attribute is missing, or of another type."""
 
@@ -122,6 +130,27 @@ class TransactionEnded(InboxError):
 
 class StaleTry(InboxError):
     """The row is no longer held by this try: nothing that it does may be kept (spec section 3, fence)."""
+
+
+class InvalidPayload(InboxError):
+    """The payload does not fit the handler's model; no further try can help."""
+
+
+class PayloadGone(InboxError):
+    """The payload was purged; no further try can help."""
+
+
+class NotRegistered(InboxError):
+    """In direct mode the handler did not register the message, and nothing of it is stored.
+
+    ``reason`` may be told; ``final`` where it is the message's fault and not that of a service.
+    """
+
+    def __init__(self, code: str, reason: str, *, final: bool) -> None:
+        super().__init__(code)
+        self.code = code
+        self.reason = reason
+        self.final = final
 
 
 class NotServed(InboxError):

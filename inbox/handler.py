@@ -47,8 +47,8 @@ class Message(Generic[P]):
     """One message as a handler sees it.
 
     ``id`` is the producer's, unique within (``tenant``, ``source``); ``edition`` is 1, or higher for a wish to
-    send the same again. ``received_at`` is the time of receipt, aware, the same in every try. ``zone`` is the
-    source's time zone.
+    send the same again, maybe with other content. ``received_at`` is the time of receipt, aware, the same in every
+    try. ``zone`` is the source's time zone.
     """
 
     tenant: str
@@ -86,7 +86,8 @@ class Handler(Protocol[P, R]):
 
     Optional attributes: ``settings`` (a pydantic model; the handler is then built with an instance of it, made
     from the table ``[handlers.NAME]`` of the settings), ``codes`` (code → static hint for operators),
-    ``non_retryable`` (codes that a further try cannot mend), ``reporter``, and ``aclose()``.
+    ``non_retryable`` (codes that a further try cannot mend), ``reporter``, ``resends`` (True: it serves what is sent
+    again too, of type ``{type}.resend`` and a higher ``edition``), and ``aclose()``.
     """
 
     type: str

@@ -13,6 +13,7 @@ from inbox.errors import Malformed
 # UTF-8 bytes (spec section 4).
 LIMITS = {"tenant": 64, "source": 255, "id": 512, "type": 255, "subject": 512}
 MAX_WORKFLOW_ID = 900
+RESEND = ".resend"  # behind the type of a message that is sent again
 MAX_SEQUENCE = 2**63 - 1
 EDITION = re.compile("[1-9][0-9]{0,8}")
 

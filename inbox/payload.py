@@ -6,6 +6,10 @@ import base64
 import json
 from typing import Any
 
+from pydantic import BaseModel
+
+from inbox.errors import InvalidPayload
+
 STRUCTURED = "application/cloudevents+json"
 
 
@@ -20,3 +24,11 @@ def decode(content_type: str, body: bytes) -> Any:
     if "data_base64" in value:
         return json.loads(base64.b64decode(value["data_base64"]))
     return value.get("data")
+
+
+def read_payload(model: type[BaseModel], content_type: str, body: bytes) -> BaseModel:
+    """Return the payload as a handler's model. Raises InvalidPayload."""
+    try:
+        return model.model_validate(decode(content_type, body))
+    except ValueError:  # pydantic's ValidationError is one; its text would hold the input
+        raise InvalidPayload from None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
 
-from inbox.errors import SettingsError
+from inbox.errors import SettingsError, fault_of
 from inbox.handler import Handler
+from inbox.message import RESEND
 from inbox.settings import Settings
 
+log = logging.getLogger(__name__)
 GROUP = "temporal_inbox.handlers"
 
 
@@ -19,8 +22,9 @@ def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
     """Build every installed handler, and return them by message type.
 
     A handler with a ``settings`` model gets the table ``[handlers.NAME]``, NAME being its entry point's; without
-    that table it is left out, since it cannot work. Raises SettingsError, naming the table, for a table that does not
-    fit, belongs to no handler, or for two handlers of one type.
+    that table it is left out, since it cannot work. One that ``resends`` serves the later editions of its messages
+    too. Raises SettingsError, naming the table, for a table that does not fit, belongs to no handler, or for two
+    handlers of one type.
     """
     tables = settings.declared.handlers
     installed = {point.name: point for point in entry_points(group=GROUP)}
@@ -35,6 +39,8 @@ def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
         if handler.type in handlers:
             raise SettingsError(f"handlers.{name}: a second handler for type {handler.type}")
         handlers[handler.type] = handler
+        if getattr(handler, "resends", False):
+            handlers[handler.type + RESEND] = handler
     return handlers
 
 
@@ -52,3 +58,13 @@ def _build(name: str, factory: Any, tables: Mapping[str, dict[str, Any]]) -> Han
         place = ".".join(str(part) for part in fault["loc"])
         raise SettingsError(f"handlers.{name}.{place}: {fault['msg']}") from None
     return built
+
+
+async def close_handlers(handlers: Mapping[str, Handler[Any, Any]]) -> None:
+    """Close each handler once, whatever a fault in one of them."""
+    for handler in {id(handler): handler for handler in handlers.values()}.values():
+        if hasattr(handler, "aclose"):
+            try:
+                await handler.aclose()
+            except Exception as error:  # noqa: BLE001  it is another's, and the process ends
+                log.warning("a handler was not closed: %s", fault_of(error))

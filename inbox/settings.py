@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableSettings
 
 from inbox.errors import Malformed, SettingsError
-from inbox.message import check_text
+from inbox.message import LIMITS, RESEND, check_text
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
 SYSTEM_ERROR = "system error"
@@ -100,14 +100,29 @@ class SourceSettings(_Strict):
     types: tuple[str, ...]
     tokens: tuple[TokenHash, ...] = ()
     auth: Literal["token", "none"] = "token"
+    mode: Literal["accept", "direct"] = "accept"
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
     retry_interval: Seconds = 60
     gap_timeout: Seconds = 3600
     on_dead: Literal["release", "park"] = "release"
+    redelivery: Literal["ignore", "resend"] = "ignore"
+    resend_after: Seconds = 600
     zone: Annotated[str, AfterValidator(_zone)] = "UTC"
     private_ids: bool = False
     report: ReportSettings | None = None
+
+    @model_validator(mode="after")
+    def _resends_have_a_type(self) -> SourceSettings:
+        long = next((name for name in self.types if len(name.encode()) > LIMITS["type"] - len(RESEND)), None)
+        if long and self.resends:
+            raise ValueError(f"redelivery = resend needs room for {RESEND!r} behind the type {long!r}")
+        return self
+
+    @property
+    def resends(self) -> bool:
+        """Whether a redelivery can be a wish to send the message again."""
+        return self.redelivery == "resend"
 
     @property
     def ordered(self) -> bool:
@@ -195,6 +210,20 @@ class Settings(BaseSettings):
         if self.pool < self.activities + self.report_activities + 2:
             raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2")
         return self
+
+    @property
+    def direct(self) -> bool:
+        """Whether a source's messages are registered by ingest itself."""
+        return any(source.mode == "direct" for source in self.declared.sources.values())
+
+    def moves_states(self) -> str | None:
+        """Return the first setting for which ingest itself moves messages from state to state, or None."""
+        for name, source in self.declared.sources.items():
+            if source.mode == "direct":
+                return f"sources.{name}.mode"
+            if source.resends:
+                return f"sources.{name}.redelivery"
+        return None
 
     def system_phrase(self, source: str) -> str:
         """Return what upstream hears of ``source``'s messages instead of a reason that is not a handler's."""

@@ -17,6 +17,9 @@ class Status(StrEnum):
     DEAD = "DEAD"  # given up; a redrive opens it again
 
 
+# The outcome of a message whose number was passed before it came.
+OBSOLETE = "obsolete"
+
 CLOSED = frozenset({Status.COMPLETED, Status.DEAD})
 
 EDGES: frozenset[tuple[Status, Status]] = frozenset(

@@ -1,4 +1,7 @@
-"""survey_send: registers one survey for one patient as a bundle of four rows (spec section 10)."""
+"""survey_send: registers one survey for one patient as a bundle of four rows (spec section 10).
+
+Sent again, as a later edition of its message, it plans the send anew unless the patient has answered.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Table, insert
+from sqlalchemy import ColumnElement, Table, and_, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from handlers.survey_send import tables
@@ -43,6 +46,7 @@ class SurveySendHandler:
 
     type = "survey.send"
     payload = SurveySend
+    resends = True
     settings = SurveySendSettings
     reporter = HospitalReporter()
     codes: Mapping[str, str] = {
@@ -71,9 +75,15 @@ class SurveySendHandler:
         return Prepared(form, consents, guest)
 
     async def register(self, tx: AsyncConnection, message: Message[SurveySend], prepared: Prepared) -> Outcome:
-        """Write recipient, schedule, assignment and task; too late to be sent, they are written all the same."""
+        """Write recipient, schedule, assignment and task; too late to be sent, they are written all the same.
+
+        A later edition takes the place of those before it; once one of them is answered it writes nothing.
+        """
+        if await _answered(tx, message):
+            return Outcome({"sent": False}, Notice(ReportKind.CANNOT_RESEND, "the survey was answered already"))
         send_at = send_time(message.payload, message.received_at, message.zone)
         late = send_at < message.received_at
+        state = await _take_over(tx, message, "NOT_SENT" if late else "PLANNED")
         recipient = await _insert(
             tx,
             tables.recipient,
@@ -84,14 +94,7 @@ class SurveySendHandler:
             dept=message.payload.deptCd,
             guest_id=prepared.guest_id,
         )
-        schedule = await _insert(
-            tx,
-            tables.schedule,
-            message,
-            recipient=recipient,
-            send_at=send_at,
-            state="NOT_SENT" if late else "PLANNED",
-        )
+        schedule = await _insert(tx, tables.schedule, message, recipient=recipient, send_at=send_at, state=state)
         assignment = await _insert(
             tx,
             tables.assignment,
@@ -104,7 +107,37 @@ class SurveySendHandler:
         )
         await _insert(tx, tables.task, message, assignment=assignment, schedule=schedule)
         notice = Notice(ReportKind.NOT_SENT, "the time to send was past at receipt") if late else None
-        return Outcome({"sent": not late, "surveyNo": prepared.form.survey_no}, notice)
+        return Outcome({"sent": state == "PLANNED", "surveyNo": prepared.form.survey_no}, notice)
+
+
+def _of(table: Table, message: Message[SurveySend]) -> ColumnElement[bool]:
+    """Select what the message's editions wrote."""
+    columns = table.c
+    return and_(columns.tenant == message.tenant, columns.source == message.source, columns.message_id == message.id)
+
+
+async def _answered(tx: AsyncConnection, message: Message[SurveySend]) -> bool:
+    """Tell whether the patient has answered an edition before this one."""
+    if message.edition == 1:
+        return False
+    task = tables.task
+    answers = select(task.c.id).where(_of(task, message), task.c.answered_at.is_not(None))
+    found: bool = (await tx.execute(select(exists(answers)))).scalar_one()
+    return found
+
+
+async def _take_over(tx: AsyncConnection, message: Message[SurveySend], state: str) -> str:
+    """End the sends of the editions before; return the state of this one's own.
+
+    Without an order a later edition can be there already: then this one's send is the one that is not wanted.
+    """
+    schedule = tables.schedule
+    if message.edition > 1:
+        before = and_(_of(schedule, message), schedule.c.edition < message.edition)
+        await tx.execute(update(schedule).where(before).values(state="SUPERSEDED"))
+    after = select(schedule.c.id).where(_of(schedule, message), schedule.c.edition > message.edition)
+    later: bool = (await tx.execute(select(exists(after)))).scalar_one()
+    return "SUPERSEDED" if later else state
 
 
 async def _insert(tx: AsyncConnection, table: Table, message: Message[SurveySend], **values: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
 import os
 import sys
@@ -172,6 +173,33 @@ def release(key: KeyArgument) -> None:
         typer.echo(f"{key}: released")
 
     _operate(work, settings)
+
+
+@app.command()
+def drained(*, as_json: Annotated[bool, typer.Option("--json", help="for a program that reads it")] = False) -> None:
+    """Tell whether an image without Temporal may take over: exit 0, or 1 and what is still open."""
+    from inbox.ingest.view import open_view
+    from inbox.store.reads import READ_BACKLOG
+
+    configure_logging("ERROR")
+    settings = _settings()
+    still: list[dict[str, Any]] = []
+
+    async def work(database: Database) -> None:
+        still.extend(open_view(await database.run(READ_BACKLOG, {})))
+
+    _operate(work, settings)
+    if as_json:
+        typer.echo(json.dumps({"drained": not still, "open": still}))
+    for line in [] if as_json else still:
+        typer.echo("{source}: {count} of {type} {what} ({state}), the oldest for {oldestSeconds:.0f} s".format(**line))
+    accepting = sorted(name for name, source in settings.declared.sources.items() if source.mode == "accept")
+    if accepting and not as_json:
+        errors.print(f"inbox: still in mode accept, and so may fill again: {', '.join(accepting)}", markup=False)
+    if still:
+        raise typer.Exit(FAILED)
+    if not as_json:
+        typer.echo("drained: nothing is open, held, parked or owed")
 
 
 @app.command()

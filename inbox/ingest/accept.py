@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from inbox.errors import ContentConflict, Malformed, UnknownSource, UnknownType
+from inbox.handler import Handler
+from inbox.ingest.direct import Direct
 from inbox.message import LIMITS, MAX_SEQUENCE, Key, check_text, workflow_id
 from inbox.settings import Settings, SourceSettings
+from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT, Accepted
 
 _propagator = TraceContextTextMapPropagator()
+HIGHEST_EDITION = 999_999_999
 
 
 @dataclass(frozen=True)
@@ -33,21 +39,45 @@ class Incoming:
 
 
 class Acceptor:
-    """Stores messages. ``nudge`` wakes the dispatcher of this process once a row is committed."""
+    """Stores messages. ``nudge`` wakes the dispatcher of this process once a row is committed.
 
-    def __init__(self, database: Database, settings: Settings, nudge: Callable[[], None]) -> None:
+    ``handlers`` register those of sources in direct mode, before they are answered.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        nudge: Callable[[], None],
+        handlers: Mapping[str, Handler[Any, Any]] = MappingProxyType({}),
+    ) -> None:
         self._database = database
         self._settings = settings
         self._nudge = nudge
+        self._direct = Direct(database, settings, handlers)
 
     async def accept(self, incoming: Incoming) -> Accepted:
         """Store ``incoming``, or find the row that an earlier delivery stored: one round trip, committed.
 
-        Raises Malformed, UnknownSource, UnknownType, ContentConflict (nothing is stored), and StoreUnavailable
-        (the row may or may not be stored: the sender delivers again).
+        A source may wish to send a message again (``redelivery = "resend"``): of an ID that was used, a second round
+        trip then says whether this is a duplicate, a redrive or a new edition.
+
+        Of a source in direct mode it is registered too, where nothing stands in its way.
+
+        Raises Malformed, UnknownSource, UnknownType, ContentConflict, NotRegistered (nothing is stored), and
+        StoreUnavailable (the row may or may not be stored: the sender delivers again).
         """
         source = self._check(incoming)
-        found = await self._database.one(ACCEPT, self._row(incoming, source))
+        row = self._row(incoming, source)
+        if source.mode == "direct":
+            registered = await self._direct.register(row, source)
+            if registered is not None:
+                self._nudge()  # for a notice that is owed now, or what waited behind a gap
+                return registered
+        found = await self._database.one(ACCEPT, row)
+        if found is None and source.resends:
+            locks = [LOCK_KEY, LOCK_DEAD_SUBJECT, LOCK_NEWEST] if source.ordered else [LOCK_KEY, LOCK_NEWEST]
+            found = await self._database.locked(REDELIVER, row, before=locks)
         if found is None:
             raise ContentConflict("id", "was used before, for other content")
         if found.created:
@@ -71,9 +101,8 @@ class Acceptor:
                 raise Malformed("sequence", "must be an integer from 0 to 2^63-1 where order is by sequence")
         return source
 
-    def _row(self, incoming: Incoming, source: SourceSettings) -> dict[str, object]:
+    def _row(self, incoming: Incoming, source: SourceSettings) -> dict[str, Any]:
         key = Key(incoming.tenant, incoming.source, incoming.id)
-        secret = self._settings.id_key
         return {
             "tenant": incoming.tenant,
             "source": incoming.source,
@@ -86,16 +115,26 @@ class Acceptor:
             "position": None if source.order != "sequence" else (incoming.sequence or 0) - 1,
             "sha256": incoming.sha256,
             "max_tries": source.tries,
-            "workflow_id": workflow_id(
-                self._settings.name,
-                key,
-                private=source.private_ids,
-                secret=secret.get_secret_value().encode() if secret else b"",
-            ),
+            "workflow_id": self._workflow_id(key, source),
             "traceparent": _traceparent(),
             "content_type": incoming.content_type,
             "body": incoming.body,
-        }
+            "resend": source.resends,
+        } | (self._resend(key, source) if source.resends else {})
+
+    def _resend(self, key: Key, source: SourceSettings) -> dict[str, Any]:
+        """Return what REDELIVER is given besides; which edition it will be, only the statement knows."""
+        highest = self._workflow_id(replace(key, edition=HIGHEST_EDITION), source)
+        return {"resend_after": source.resend_after, "edition_id": highest.removesuffix(str(HIGHEST_EDITION))}
+
+    def _workflow_id(self, key: Key, source: SourceSettings) -> str:
+        secret = self._settings.id_key
+        return workflow_id(
+            self._settings.name,
+            key,
+            private=source.private_ids,
+            secret=secret.get_secret_value().encode() if secret else b"",
+        )
 
 
 def _traceparent() -> str | None:

@@ -19,7 +19,7 @@ from inbox.errors import Malformed, UnknownSource, Unreadable
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.ingest.content import content_hash, parse_json
 from inbox.ingest.http import Callers, json_response, problem_kind, read_body, require_media_type
-from inbox.ingest.view import accepted_view, location
+from inbox.ingest.view import accepted_view, location, success
 from inbox.message import MAX_SEQUENCE, check_text
 from inbox.metrics import Delivery, IntakeMetrics
 from inbox.payload import STRUCTURED
@@ -108,12 +108,12 @@ class MessagesDoor:
         self._metrics = metrics
 
     async def __call__(self, request: Request) -> Response:
-        """Answer 202 for a new message, 200 for a duplicate; errors as problem documents."""
+        """Answer 202 for a new message, 201 for one that is registered, 200 for a duplicate; errors as problems."""
         with self._metrics.delivery(problem_kind) as delivery:
             incoming, found = await self._take(request, delivery)
             delivery.created = found.created
         view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
-        return json_response(view, 202 if found.created else 200, {"Location": location(incoming)})
+        return json_response(view, success(found), {"Location": location(incoming, found)})
 
     async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
         sources = self._callers.senders(request)

@@ -17,6 +17,7 @@ from inbox.errors import (
     ContentConflict,
     InboxError,
     Malformed,
+    NotRegistered,
     Refused,
     StoreUnavailable,
     UnknownSource,
@@ -35,14 +36,22 @@ RETRY_AFTER = "5"  # seconds
 
 
 class HttpProblem(InboxError):
-    """An answer that is not about a message's content: ``status``, a ``kind`` for the type URI, and a sentence."""
+    """An answer that is no success: ``status``, a ``kind`` for the type URI, a sentence, further ``members``."""
 
-    def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        members: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(kind)
         self.status = status
         self.kind = kind
         self.detail = detail
         self.headers = headers or {}
+        self.members = members or {}
 
 
 REFUSALS: Mapping[type[Refused], tuple[int, str]] = {
@@ -65,6 +74,10 @@ def as_problem(error: InboxError) -> HttpProblem:
     if isinstance(error, Refused):
         status, kind = REFUSALS[type(error)]
         return HttpProblem(status, kind, str(error))
+    if isinstance(error, NotRegistered):
+        if error.final:
+            return HttpProblem(422, "not-registered", error.reason, members={"code": error.code})
+        return HttpProblem(503, "handler-unavailable", error.reason, {"Retry-After": RETRY_AFTER})
     if isinstance(error, StoreUnavailable):
         return UNAVAILABLE
     raise error
@@ -98,6 +111,7 @@ def problem_response(problem: HttpProblem) -> Response:
         "title": problem.kind.replace("-", " "),
         "status": problem.status,
         "detail": problem.detail,
+        **problem.members,
     }
     return Response(_dump(document), problem.status, problem.headers, "application/problem+json")
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from inbox.errors import InboxError, Malformed, Refused, UnknownSource, Unreadable
+from inbox.errors import InboxError, Malformed, NotRegistered, Refused, UnknownSource, Unreadable
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.ingest.content import content_hash, parse_json
 from inbox.ingest.http import (
@@ -20,13 +20,14 @@ from inbox.ingest.http import (
     read_body,
     require_media_type,
 )
-from inbox.ingest.view import accepted_view
+from inbox.ingest.view import accepted_view, success
 from inbox.message import check_text
 from inbox.metrics import Delivery, IntakeMetrics
 from inbox.settings import LegacySettings, Settings
 from inbox.store.statements import Accepted
 
 JSON = "application/json"
+TEXTS = {200: "accepted before", 201: "registered", 202: "accepted"}
 REQUIRED = {"srvyDrawupNo": "id", "patno": "subject", "formCd": "type"}
 
 NAMES = {ours: theirs for theirs, ours in REQUIRED.items() if ours != "type"}
@@ -80,9 +81,13 @@ class LegacyDoor:
             raise
         except Refused as error:
             error.field = NAMES.get(error.field, error.field)
-            return self._refuse(error)
+            return self._refuse(error, str(error))
+        except NotRegistered as error:
+            if not error.final:
+                raise
+            return self._refuse(error, error.reason)
         view = accepted_view(incoming, found, self._settings.system_phrase(incoming.source))
-        text = "accepted" if found.created else "accepted before"
+        text = TEXTS[success(found)]
         return json_response(view, 200, self._headers("Y", text))
 
     async def _take(self, request: Request, delivery: Delivery) -> tuple[Incoming, Accepted]:
@@ -94,10 +99,10 @@ class LegacyDoor:
         incoming = read_survey_send(parse_json(body), body, self._contract)
         return incoming, await self._acceptor.accept(incoming)
 
-    def _refuse(self, error: InboxError) -> Response:
+    def _refuse(self, error: InboxError, reason: str) -> Response:
         response = problem_response(as_problem(error))
         response.status_code = 200
-        response.headers.update(self._headers("N", str(error)))
+        response.headers.update(self._headers("N", reason))
         return response
 
     def _headers(self, result: str, text: str) -> dict[str, str]:

@@ -25,11 +25,14 @@ PROBLEMS: Mapping[int, tuple[tuple[str, ...], str]] = {
     409: (("id-reused",), "the ID was used before, for other content; the first content stands"),
     413: (("too-large",), "the body is longer than the limit"),
     415: (("media-type",), "another media type, or a charset other than UTF-8"),
-    422: (("malformed", "unknown-type"), "a field is wrong: detail says which one and why"),
+    422: (
+        ("malformed", "unknown-type", "not-registered"),
+        "a field is wrong: detail says which one and why; or the handler refuses the message, in direct mode",
+    ),
     431: (("head-too-large",), "request line and headers are longer than the limit"),
     500: (("internal",), "a fault of the inbox; send again"),
     503: (
-        ("store-unavailable", "schema", "search-attributes"),
+        ("store-unavailable", "handler-unavailable", "schema", "search-attributes"),
         "a service gives no answer; send again after Retry-After",
     ),
 }
@@ -162,6 +165,7 @@ def _post(media_type: str, schema: str, limit: int) -> Json:
 def _messages(limit: int) -> Json:
     responses = {
         "200": _answer("a duplicate: stored before, and it starts nothing", _ref("Accepted"), headers=_located()),
+        "201": _answer("new, of a source in direct mode: registered", _ref("Accepted"), headers=_located()),
         "202": _answer("new: stored", _ref("Accepted"), headers=_located()),
         **_problems(401, 403, 409, 413, 415, 422, 503),
     }

@@ -18,6 +18,7 @@ from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
 from inbox.ingest.protocol import limited
 from inbox.process import run_until_signal
+from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
@@ -75,6 +76,7 @@ async def run_ingest(settings: Settings) -> None:
     Listens while Postgres or Temporal is away. Raises SettingsError, and Unfit where one of them answers and cannot be
     worked with.
     """
+    handlers = load_handlers(settings) if settings.direct else {}
     client = await lazy_client()
     checks = IngestChecks(settings, client)
     await checks.begin()
@@ -89,7 +91,7 @@ async def run_ingest(settings: Settings) -> None:
     )
     await database.open()
     dispatcher = Dispatcher(database, client, settings)
-    acceptor = Acceptor(database, settings, dispatcher.nudge)
+    acceptor = Acceptor(database, settings, dispatcher.nudge, handlers)
     app = build_app(settings, database, acceptor, newest_revision(), lambda: checks.temporal)
     server = _Server(http_config(app, settings))
 
@@ -100,6 +102,7 @@ async def run_ingest(settings: Settings) -> None:
         log.info("ingest listens on %s", settings.listen)
         await run_until_signal(server.serve(sockets), stop, dispatcher.run(), keep_partitions(database), checks.run())
     finally:
+        await close_handlers(handlers)
         await database.close()
         if tracing:
             tracing.shutdown()

@@ -26,9 +26,16 @@ def _ending(status: str, code: str | None, reason: str | None, outcome: Any) -> 
     return {}
 
 
-def location(incoming: Incoming) -> str:
-    """Return the path of the message's record."""
-    return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id)}"
+def location(incoming: Incoming, found: Accepted) -> str:
+    """Return the path of the record of the edition that the delivery met."""
+    return f"/messages/{Key(incoming.tenant, incoming.source, incoming.id, found.edition)}"
+
+
+def success(found: Accepted) -> int:
+    """Return the status of the answer: 201 registered just now, 202 accepted, 200 a duplicate."""
+    if not found.created:
+        return 200
+    return 201 if found.status == Status.COMPLETED else 202
 
 
 def accepted_view(incoming: Incoming, found: Accepted, phrase: str) -> dict[str, Any]:
@@ -77,6 +84,22 @@ def record_view(record: Record, phrase: str | None = None) -> dict[str, Any]:
         "closedAt": record.closed_at,
         **_ending(record.status, record.last_code, reason, record.outcome),
     }
+
+
+def open_view(lines: Sequence[Waiting]) -> list[dict[str, Any]]:
+    """Return what only this code and Temporal can bring to its end, a line per source, type and state."""
+    return [
+        {
+            "what": line.what,
+            "source": line.source,
+            "type": line.type,
+            "state": line.state,
+            "count": line.waiting,
+            "oldestSeconds": line.oldest_seconds,
+        }
+        for line in lines
+        if line.what != "given up"
+    ]
 
 
 def backlog_view(lines: Sequence[Waiting]) -> dict[str, Any]:

@@ -101,6 +101,19 @@ READ_REVISION = Statement("read revision", Ready, "SELECT version_num AS revisio
 
 
 @dataclass(frozen=True)
+class Rights:
+    """What this login may do."""
+
+    moves: bool
+
+
+# Whether this login may move a message's state, as the workers' role may.
+READ_RIGHTS = Statement(
+    "read rights", Rights, "SELECT has_column_privilege('inbox.message', 'status', 'UPDATE') AS moves"
+)
+
+
+@dataclass(frozen=True)
 class Partitions:
     """How many partitions were made."""
 

@@ -17,7 +17,7 @@ FENCE = "id = %(id)s AND status = 'PROCESSING' AND generation = %(generation)s A
 REPORT_WORKFLOW_ID = r"regexp_replace(m.workflow_id, '^([^/]+)/', '\1-report/') || '/' || n.number"
 
 
-def _owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: str = "0") -> str:
+def owe(origin: str, kind: str, code: str, reason: str, condition: str, ahead: str = "0") -> str:
     """Insert a report for the row of the CTE ``origin``, due unless an earlier one of the message is still open.
 
     ``ahead`` counts the reports that the same statement owes before this one: its snapshot does not see them.
@@ -42,10 +42,14 @@ class Fenced:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The row that a delivery met: its own (``created``), or the one stored before."""
+    """The row that a delivery met: its own (``created``), or the one stored before.
+
+    A row that a redelivery redrove counts as its own: the delivery set it going.
+    """
 
     created: bool
     id: int
+    edition: int
     status: str
     workflow_id: str
     received_at: datetime
@@ -54,8 +58,9 @@ class Accepted:
     outcome: Any
 
 
-# One row however many deliveries race; no row returned means the ID was used for other content, row untouched. The
-# first row of a subject makes its place; where order is by sequence, its number is where the subject starts.
+# One row however many deliveries race; no row returned means the ID was used for other content, row untouched; or, of
+# a source whose redeliveries can be wishes (``resend``), that it was used at all: REDELIVER decides. The first row of a
+# subject makes its place; where order is by sequence, its number is where the subject starts.
 ACCEPT = Statement(
     "accept",
     Accepted,
@@ -67,8 +72,8 @@ ACCEPT = Statement(
                 %(max_tries)s, %(workflow_id)s, %(traceparent)s, now())
         ON CONFLICT ON CONSTRAINT message_key DO UPDATE
            SET duplicates = m.duplicates + 1, delivered_at = now()
-         WHERE m.payload_sha256 = excluded.payload_sha256
-        RETURNING (xmax = 0) AS created, id, status, workflow_id, received_at, last_code, last_reason, outcome
+         WHERE m.payload_sha256 = excluded.payload_sha256 AND NOT %(resend)s
+        RETURNING (xmax = 0) AS created, id, edition, status, workflow_id, received_at, last_code, last_reason, outcome
     ), body AS (
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
@@ -227,10 +232,10 @@ COMPLETE = Statement(
          WHERE {FENCE} AND pg_current_xact_id_if_assigned()::text = %(xact)s
         RETURNING *
     ), corrected AS ({
-        _owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
+        owe("completed", "'CORRECTION'", "'CORRECTION'", "'registered after all'", f"%(reports)s AND {CORRECT}")
     }
     ), noticed AS ({
-        _owe(
+        owe(
             "completed",
             "%(notice)s",
             "%(notice)s",
@@ -282,28 +287,32 @@ FAIL = Statement(
                claimed_run_id, split_part(traceparent, '-', 2)
           FROM failed
         ON CONFLICT DO NOTHING
-    ), owed AS ({_owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
+    ), owed AS ({owe("failed", "'DEAD'", "%(code)s", "%(told)s", "m.status = 'DEAD' AND %(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM failed""",
 )
 
-# A DEAD row begins a generation: due at once, its tries counted from here, the last words about it kept. A report that
-# nobody heard is withdrawn with it. No row returned: it is not DEAD.
+# How a DEAD row m begins a generation: due at once, its tries counted from here, the last words about it kept.
+REDRIVEN = """status = 'RECEIVED', generation = m.generation + 1, tries_before = m.tries, closed_at = NULL,
+               dead_at = NULL, parked = false, due_at = now(), dispatched_at = NULL, run_id = NULL, updated_at = now(),
+               report_state = CASE WHEN m.report_state = 'OWED' THEN 'WITHDRAWN' ELSE m.report_state END"""
+
+# A report that nobody heard is withdrawn by the redrive of its message.
+WITHDRAWN = """UPDATE inbox.report r SET state = 'WITHDRAWN', closed_at = now(), due_at = NULL, updated_at = now()
+          FROM redriven d WHERE r.message = d.id AND r.state = 'OWED'"""
+
+# A DEAD row begins a generation. No row returned: it is not DEAD.
 REDRIVE = Statement(
     "redrive",
     Fenced,
-    """
+    f"""
     WITH redriven AS (
-        UPDATE inbox.message
-           SET status = 'RECEIVED', generation = generation + 1, tries_before = tries, closed_at = NULL,
-               dead_at = NULL, parked = false, due_at = now(), dispatched_at = NULL, run_id = NULL,
-               updated_at = now(),
-               report_state = CASE WHEN report_state = 'OWED' THEN 'WITHDRAWN' ELSE report_state END
+        UPDATE inbox.message m
+           SET {REDRIVEN}
          WHERE id = %(id)s AND status = 'DEAD'
         RETURNING id
     ), withdrawn AS (
-        UPDATE inbox.report r SET state = 'WITHDRAWN', closed_at = now(), due_at = NULL, updated_at = now()
-          FROM redriven d WHERE r.message = d.id AND r.state = 'OWED'
+        {WITHDRAWN}
     )
     SELECT id FROM redriven""",
 )
@@ -334,7 +343,7 @@ BURY = Statement(
                u.claimed_run_id, split_part(u.traceparent, '-', 2)
           FROM buried u JOIN before b ON b.id = u.id WHERE b.status = 'PROCESSING'
         ON CONFLICT DO NOTHING
-    ), owed AS ({_owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
+    ), owed AS ({owe("buried", "'DEAD'", "%(code)s", "%(told)s", "%(reports)s")}
     )
     SELECT status, tries, tries_before, max_tries FROM buried""",
 )

@@ -14,7 +14,6 @@ from temporalio.exceptions import ApplicationError
 
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
-from activities.verdict import Verdict
 from handlers.report_counter import Count
 from inbox.burial import NotDead, bury, redrive
 from inbox.errors import BusinessError, StaleTry
@@ -24,6 +23,7 @@ from inbox.references import BuryInput, ReportInput
 from inbox.states import ReportState
 from inbox.store.engine import Statement
 from inbox.store.reports import BEGIN_REPORT, LOCK_MESSAGE_OF
+from inbox.verdict import Verdict
 from tests.support.stack import Stack, event
 from tests.support.upstream import Upstream, answer
 from tests.support.waiting import eventually

@@ -29,16 +29,16 @@ from psycopg.rows import dict_row
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.register import OBSOLETE
-from activities.verdict import Verdict
 from inbox.burial import NotDead, NotHeld, NotOpen, bury, discard, redrive, release
 from inbox.errors import ContentConflict, StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
 from inbox.references import BuryInput, RegisterInput
 from inbox.settings import Settings, Sources
+from inbox.states import OBSOLETE
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT
+from inbox.verdict import Verdict
 from tests.support.trying import Noting, Tries, nothing_written
 
 MORE = int(os.environ.get("MODEL_STEPS", "0"))

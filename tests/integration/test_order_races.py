@@ -15,7 +15,6 @@ from psycopg.rows import dict_row
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.verdict import Verdict
 from inbox.burial import NotOpen, bury, discard, redrive, release
 from inbox.errors import StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
@@ -25,6 +24,7 @@ from inbox.settings import Settings, Sources
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
 from inbox.store.statements import ACCEPT
+from inbox.verdict import Verdict
 from tests.support.trying import Noting, Tries, nothing_written
 
 ROUNDS = 50

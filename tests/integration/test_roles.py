@@ -25,7 +25,7 @@ from deploy.dev.postgres import Postgres
 from inbox.store.due import Queue
 from inbox.store.engine import Statement
 from inbox.store.migrate import newest_revision
-from tests.support.processes import ROOT, environment, process
+from tests.support.processes import ROOT, answering, environment, process
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
@@ -54,13 +54,13 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
             "SELECT": ALL,
             "INSERT": ALL,
             "UPDATE": f"duplicates delivered_at {DISPATCHED} {STATE} tries max_tries claimed_by claimed_run_id"
-            " claimed_activity claimed_attempt claim_began_at outcome",
+            " claimed_activity claimed_attempt claim_began_at outcome payload_sha256",
         },
         "operator": {"SELECT": ALL, "UPDATE": f"{STATE} due_at dispatched_at run_id subject"},
         "reader": READS,
     },
-    "inbox.payload": {"ingest": {"INSERT": ALL}, "worker": ADDS, "operator": PAYLOAD},
-    "inbox.payload_kept": {"worker": READS, "operator": PAYLOAD},
+    "inbox.payload": {"ingest": {"INSERT": ALL}, "worker": ADDS | {"DELETE": ALL}, "operator": PAYLOAD},
+    "inbox.payload_kept": {"worker": ADDS | {"UPDATE": "content_type key_id body"}, "operator": PAYLOAD},
     "inbox.attempt": {"worker": {"INSERT": ALL}, "operator": READS | {"INSERT": ALL}, "reader": READS},
     "inbox.report": {
         "ingest": {"SELECT": ALL, "UPDATE": DISPATCHED},
@@ -83,7 +83,7 @@ MATRIX: dict[str, dict[str, dict[str, str]]] = {
         "reader": READS,
     },
     "survey.recipient": {"worker": ADDS},
-    "survey.schedule": {"worker": ADDS},
+    "survey.schedule": {"worker": ADDS | {"UPDATE": "state"}},
     "survey.assignment": {"worker": ADDS},
     "survey.task": {"worker": ADDS},
     "reporting.counter": {"worker": ADDS | {"UPDATE": "value"}},
@@ -94,6 +94,7 @@ RUN_BY = {
     "accept": "ingest worker",
     "make partitions": "ingest worker",
     "read revision": "ingest worker operator reader",
+    "read rights": "ingest worker operator reader",
     "read record": "ingest operator reader",
     "read backlog": "ingest operator reader",
     "read standing": "worker operator",
@@ -103,6 +104,13 @@ RUN_BY = {
     **{f"decide by {order}": "ingest worker" for order in ("arrival", "sequence")},
     **{f"release by {order}": "worker operator" for order in ("arrival", "sequence")},
     **dict.fromkeys(("unpark", "accept gap", "make due"), "worker operator"),
+    "lock key": "worker",
+    "lock dead subject": "worker",
+    "lock newest": "worker",
+    "redeliver": "worker",
+    **{f"{verb}, order {order}": "worker" for verb in ("look", "put") for order in ("none", "arrival", "sequence")},
+    "lock place": "worker",
+    "finish": "worker",
     "claim": "worker",
     "take fence": "worker",
     "complete": "worker",
@@ -283,7 +291,7 @@ async def test_a_partition_made_later_is_reached_through_the_parent_alone(stack:
     with psycopg.connect(urls["worker"], autocommit=True) as worker:
         assert worker.execute(f"SELECT body {later}").fetchall() == [(b"x",)]
         assert not works(worker, f"SELECT body FROM {newest}")
-        assert not works(worker, f"DELETE {later}")
+        assert not works(worker, "UPDATE inbox.payload SET body = body")
     with psycopg.connect(urls["operator"], autocommit=True) as operator:
         assert not works(operator, f"DELETE FROM {newest}")
         assert operator.execute(f"DELETE {later}").rowcount == 1
@@ -452,3 +460,24 @@ async def test_databases_of_one_cluster_that_are_migrated_at_once_share_the_role
     for name in names:
         granted = "SELECT has_table_privilege('inbox_reader', 'inbox.message', 'SELECT')"
         assert catalog(f"{base}/{name}", granted) == [(True,)]
+
+
+async def test_ingest_refuses_to_start_where_a_source_asks_for_rights_that_its_login_has_not(
+    stack: Stack, urls: dict[str, str], tmp_path: Path
+) -> None:
+    stack.configure(redelivery="resend")
+    settings = environment(stack, tmp_path)
+    log = tmp_path / "ingest.log"
+    async with process(settings | {"DATABASE_URL": urls["ingest"]}, "serve", log=log) as ingest:
+        assert await asyncio.wait_for(ingest.wait(), 60) == 1
+    assert log.read_text().splitlines()[-1] == (
+        "inbox: sources.hospital.redelivery: this database user must be a member of inbox_worker for it"
+    )
+    async with process(settings | {"DATABASE_URL": urls["worker"]}, "serve", log=log) as ingest:
+        message = survey()
+        headers = {"Authorization": f"Bearer {TOKENS['hospital']}"}
+        async with httpx.AsyncClient(base_url=f"http://{settings['INBOX_LISTEN']}", trust_env=False) as http:
+            await answering(http)
+            for content in (message, message | {"deptCd": "IM"}):
+                answer = await http.post("/legacy/survey-send", json=content, headers=headers)
+                assert answer.json()["duplicate"] is False

@@ -439,6 +439,7 @@ async def accepted(connection: psycopg.AsyncConnection[Any], number: int) -> int
             "traceparent": None,
             "content_type": "application/json",
             "body": b"{}",
+            "resend": False,
         },
     )
     assert row is not None

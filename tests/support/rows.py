@@ -23,6 +23,7 @@ def acceptance(message_id: str, source: str = "p", subject: str | None = "s", **
         "traceparent": None,
         "content_type": "application/json",
         "body": b"{}",
+        "resend": False,
     } | changes
 
 

@@ -18,7 +18,7 @@ from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
-from inbox.registry import load_handlers
+from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings, Sources, token_hash
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
@@ -102,7 +102,9 @@ class Stack:
         ).model_copy(update={"declared": Sources.model_validate(parts)})
         self.database = Database(self.url, size=16, name=self.name, timeouts=self.settings.declared.timeouts)
         self.dispatcher = Dispatcher(self.database, self.temporal, self.settings)
-        acceptor = Acceptor(self.database, self.settings, self.dispatcher.nudge)
+        handlers = load_handlers(self.settings) if self.settings.direct else {}
+        self._exit.push_async_callback(close_handlers, handlers)
+        acceptor = Acceptor(self.database, self.settings, self.dispatcher.nudge, handlers)
         app = build_app(self.settings, self.database, acceptor, newest_revision())
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://inbox"
@@ -149,9 +151,7 @@ class Stack:
             for worker in build_workers(self.settings, self.temporal, self.database, found, http, self.dispatcher):
                 await running.enter_async_context(worker)
             yield
-        for handler in found.values():
-            if hasattr(handler, "aclose"):
-                await handler.aclose()
+        await close_handlers(found)
 
     @staticmethod
     def tokens(source: str) -> list[str]:
@@ -181,6 +181,10 @@ class Stack:
         async with await psycopg.AsyncConnection.connect(self.url, autocommit=True, row_factory=dict_row) as connection:
             cursor = await connection.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description else []
+
+    async def eventually_row(self, statement: str, *parameters: Any, limit: float = 30) -> dict[str, Any]:
+        """Wait until a query finds something; return its first row."""
+        return (await eventually(lambda: self.sql(statement, *parameters), bool, limit))[0]
 
     async def row(self, message_id: str) -> dict[str, Any]:
         """Return a message's row."""

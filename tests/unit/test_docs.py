@@ -15,7 +15,6 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from activities.verdict import HINTS
 from handlers.report_counter import Count
 from handlers.survey_send.clients import SurveySendSettings
 from handlers.survey_send.payload import SurveySend
@@ -40,6 +39,7 @@ from inbox.store import order
 from inbox.store.engine import Statement
 from inbox.store.statements import CLAIM
 from inbox.temporal import SEARCH_ATTRIBUTES
+from inbox.verdict import HINTS
 from tests.integration.bad_input import CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def drawn(heading: str) -> set[tuple[str, str]]:
 def test_the_diagram_of_a_message_has_every_edge_and_no_other() -> None:
     edges = drawn("## A message")
     assert {edge for edge in edges if "[*]" not in edge} == {(old.value, new.value) for old, new in EDGES}
-    assert {new for old, new in edges if old == "[*]"} == {"RECEIVED"}
+    assert {new for old, new in edges if old == "[*]"} == {"RECEIVED", "COMPLETED"}
     assert {old for old, new in edges if new == "[*]"} == {status.value for status in CLOSED}
 
 

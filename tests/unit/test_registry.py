@@ -43,6 +43,7 @@ async def test_what_is_installed_is_found_by_its_type() -> None:
     found = load_handlers(settings(survey_send=URL))
     assert {name: type(handler) for name, handler in found.items()} == {
         "survey.send": SurveySendHandler,
+        "survey.send.resend": SurveySendHandler,
         "report.count": ReportCounter,
     }
     await found["survey.send"].aclose()

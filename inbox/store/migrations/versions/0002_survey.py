@@ -34,8 +34,12 @@ def upgrade() -> None:
             {KEY}
             recipient bigint NOT NULL REFERENCES survey.recipient (id),
             send_at   timestamptz NOT NULL,
-            state     text NOT NULL CHECK (state IN ('PLANNED', 'NOT_SENT')),
+            state     text NOT NULL CHECK (state IN ('PLANNED', 'NOT_SENT', 'SUPERSEDED')),
             {UNIQUE})""")
+    # However often a message is sent again, one send of it is planned.
+    op.execute("""
+        CREATE UNIQUE INDEX schedule_planned ON survey.schedule (tenant, source, message_id)
+            WHERE state = 'PLANNED'""")
     op.execute(f"""
         CREATE TABLE survey.assignment (
             {KEY}

@@ -50,14 +50,16 @@ GRANT INSERT ON inbox.payload TO inbox_ingest;
 GRANT UPDATE ({DISPATCHED}) ON inbox.report TO inbox_ingest;
 
 -- The whole row on insert: a source in direct mode is stored COMPLETED.
-GRANT INSERT, UPDATE ({DELIVERED}, {DISPATCHED}, {STATE}) ON inbox.message TO inbox_worker;
-GRANT SELECT, INSERT ON inbox.payload TO inbox_worker;
-GRANT SELECT ON inbox.payload_kept TO inbox_worker;
+-- A redelivery that redrives a DEAD message brings its content.
+GRANT INSERT, UPDATE ({DELIVERED}, {DISPATCHED}, {STATE}, payload_sha256) ON inbox.message TO inbox_worker;
+GRANT SELECT, INSERT, DELETE ON inbox.payload TO inbox_worker;
+GRANT SELECT, INSERT, UPDATE (content_type, key_id, body) ON inbox.payload_kept TO inbox_worker;
 GRANT INSERT ON inbox.attempt TO inbox_worker;
 GRANT INSERT ({OWED}), UPDATE ({DISPATCHED}, {REPORTED}) ON inbox.report TO inbox_worker;
 GRANT SELECT, INSERT, UPDATE (processing, last) ON inbox.subject_position TO inbox_worker;
 GRANT USAGE ON SCHEMA survey, reporting TO inbox_worker;
 GRANT SELECT, INSERT ON survey.recipient, survey.schedule, survey.assignment, survey.task TO inbox_worker;
+GRANT UPDATE (state) ON survey.schedule TO inbox_worker;
 GRANT SELECT, INSERT, UPDATE (value) ON reporting.counter TO inbox_worker;
 
 GRANT UPDATE ({OPERATED}) ON inbox.message TO inbox_operator;

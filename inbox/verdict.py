@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inbox.errors import BusinessError, InboxError, fault_of
+from inbox.errors import BusinessError, InvalidPayload, PayloadGone, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
 from inbox.states import OwnCode
 
@@ -21,14 +21,6 @@ HINTS: Mapping[str, str] = {
     OwnCode.CANCELLED: "an operator cancelled its execution; a redrive sends it through again",
     OwnCode.DISCARDED: "an operator discarded it; a redrive sends it through again",
 }
-
-
-class InvalidPayload(InboxError):
-    """The payload does not fit the handler's model; no further try can help."""
-
-
-class PayloadGone(InboxError):
-    """The payload was purged; no further try can help."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Direct mode: a message is registered within its request, without Temporal (spec section 11).
+
+The way back should Temporal have to go, and the plain transactional inbox: the row, the bundle and COMPLETED are one
+transaction, and whoever delivers is told how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from psycopg.types.json import Jsonb
+
+from inbox.errors import NotRegistered, StoreUnavailable, TransactionEnded
+from inbox.handler import Handler, Message
+from inbox.message import RESEND
+from inbox.payload import read_payload
+from inbox.settings import Settings, SourceSettings
+from inbox.spans import span
+from inbox.states import OBSOLETE, OwnCode, Status
+from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, PUT, Place
+from inbox.store.engine import Database, driver, one, rows
+from inbox.store.order import RELEASE_SEQUENCE
+from inbox.store.statements import Accepted
+from inbox.verdict import judge
+
+Row = dict[str, Any]  # what ACCEPT is given
+
+
+class Direct:
+    """Registers messages of the types that ``handlers`` serve."""
+
+    def __init__(self, database: Database, settings: Settings, handlers: Mapping[str, Handler[Any, Any]]) -> None:
+        self._database = database
+        self._settings = settings
+        self._handlers = handlers
+
+    async def register(self, row: Row, source: SourceSettings) -> Accepted | None:
+        """Store and register a message; None where it has to be accepted instead, to go the other way.
+
+        That is one whose ID is stored already and means no new edition, one that order holds, and one that no handler
+        here serves. Raises NotRegistered and StoreUnavailable: nothing is stored.
+        """
+        order = source.order if row["subject"] is not None else "none"
+        row = row | {"resend_after": source.resend_after, "obsolete": OBSOLETE}
+        place = await self._database.one(LOOK[order], row)
+        if place is None or place.answer == "HELD" or not _is_new(place, source):
+            return None
+        row |= _edition(place, row)
+        handler = self._handlers.get(row["type"])
+        if handler is None:
+            return None
+        try:
+            async with asyncio.timeout(self._settings.declared.timeouts.start_to_close):
+                return await self._register(row | {"received_at": place.received_at}, source, handler, order)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is its answer
+            verdict = judge(error, handler, self._settings.system_phrase(row["source"]))
+            told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
+            raise NotRegistered(verdict.code, told, final=verdict.code != OwnCode.SYSTEM_ERROR) from None
+
+    async def _register(
+        self, row: Row, source: SourceSettings, handler: Handler[Any, Any], order: str
+    ) -> Accepted | None:
+        message = Message(
+            tenant=row["tenant"],
+            source=row["source"],
+            id=row["message_id"],
+            edition=row["edition"],
+            type=row["type"],
+            subject=row["subject"],
+            received_at=row["received_at"],
+            zone=ZoneInfo(source.zone),
+            payload=read_payload(handler.payload, row["content_type"], row["body"]),
+        )
+        with span("prepare"):
+            prepared = await handler.prepare(message)
+        with span("bundle"):
+            async with self._database.transaction() as tx:
+                connection = await driver(tx)
+                if order != "none":  # the lock order: subject, message row, handler's rows
+                    await one(connection, LOCK_PLACE, row)
+                put = await one(connection, PUT[order], row)
+                if put is None:
+                    return None
+                ending: dict[str, Any] = {"outcome": Jsonb(OBSOLETE), "notice": None, "notice_reason": None}
+                if not put.obsolete:
+                    outcome = await handler.register(tx, message, prepared)
+                    if not tx.in_transaction():
+                        raise TransactionEnded
+                    ending["outcome"] = Jsonb(dict(outcome.result))
+                    if outcome.notice:
+                        ending |= {"notice": outcome.notice.kind.value, "notice_reason": outcome.notice.reason}
+                ending |= {"id": put.id, "xact": put.xact, "sequenced": order == "sequence"}
+                finished = await one(connection, FINISH, ending | {"reports": source.report is not None})
+                if finished is None:
+                    raise TransactionEnded
+                if order == "sequence":  # who waits behind the gap that it fills; by arrival nobody waits for it
+                    await rows(connection, RELEASE_SEQUENCE, {"id": put.id})
+        return finished
+
+
+def _is_new(place: Place, source: SourceSettings) -> bool:
+    """Tell whether the delivery is a message of its own; what happens to one that is stored, the other way decides."""
+    return place.newest is None or (source.resends and place.status == Status.COMPLETED and not place.repeated)
+
+
+def _edition(place: Place, row: Row) -> dict[str, Any]:
+    """Return what the row says of its edition."""
+    if place.newest is None:
+        return {"edition": 1, "resend_of": None}
+    edition = place.edition + 1
+    return {
+        "edition": edition,
+        "resend_of": place.newest,
+        "type": row["type"] + RESEND,
+        "workflow_id": f"{row['edition_id']}{edition}",
+    }
