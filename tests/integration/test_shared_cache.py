@@ -17,6 +17,7 @@ import pytest
 from handlers.survey_send.clients import TIMEOUT
 from inbox.cache import HandlerLookups, LookupCache
 from inbox.errors import BusinessError, SettingsError
+from inbox.logs import LimitedLog
 from inbox.settings import Settings, Timeouts
 from inbox.shared_cache import PATIENCE, PAUSE, Patience, SharedCache, open_shared_cache
 from tests.support.looking import Service
@@ -163,7 +164,7 @@ async def test_a_call_that_outlasts_its_lock_is_kept_where_nobody_took_over(serv
 async def test_the_time_to_live_is_not_doubled_by_the_process_in_front(server: Valkey, shared: Open) -> None:
     service = Service("new", at_once=True)
     cache = cached(shared(server.url), service, ttl=300)
-    await server.client.set(NAME, b'"old"', px=2000)
+    await server.client.set(NAME, b'"old"', px=3000)
     assert await cache.get("k") == "old"
     await eventually(lambda: cache.get("k"), lambda value: value == "new")  # not only after 300 s
 
@@ -353,7 +354,8 @@ async def test_a_fault_is_one_warning_and_a_direct_call(
     service = Service(at_once=True)
     async with broken(tmp_path) as url:
         # As it is by default, but for the rest: the second look-up finds the server left alone.
-        connection = shared(url, Patience(limit=1 if said != "TimeoutError" else 0.2, rest=60))
+        connection = shared(url, Patience(limit=PATIENCE.limit if said == "TimeoutError" else 20, rest=600))
+        connection._log = LimitedLog(logging.getLogger("inbox.shared_cache"), interval=600)
         cache = cached(connection, service)
         async with asyncio.timeout(30):
             burst = await asyncio.gather(*(cache.get(f"k{number}") for number in range(10)))
@@ -423,7 +425,7 @@ async def test_a_server_that_goes_on_after_a_stop_is_used_again(server: Valkey, 
 async def test_a_server_that_goes_while_one_looks_and_one_waits_fails_neither(
     server: Valkey, shared: Open, how: str
 ) -> None:
-    patience = Patience(limit=2, lock=60, wait=60)
+    patience = Patience(limit=2 if how == "stop" else 20, lock=60, wait=60)
     one, two = Service("from one"), Service("from two", at_once=True)
     first = asyncio.create_task(cached(shared(server.url, patience), one).get("k"))
     await one.asked()

@@ -161,33 +161,52 @@ async def end(stack: Stack, names: list[str]) -> set[tuple[str, int]]:
     return {(row["status"], row["tries"]) for row in rows}
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
-async def test_two_workers_look_each_key_up_once_and_go_on_without_the_server(
-    stack: Stack, server: Valkey, tmp_path: Path, how: str
-) -> None:
+@asynccontextmanager
+async def two_workers(
+    stack: Stack, server: Valkey, folder: Path, point: str
+) -> AsyncIterator[tuple[set[int], list[Path]]]:
+    """Run two that share the cache, and open the doors; yield their process IDs and logs once both poll."""
     await stack.hospital.control(delays=True)
-    logs = [tmp_path / f"worker{number}.log" for number in (1, 2)]
-    settings = environment(stack, tmp_path, INBOX_REDIS_URL=server.url)
+    logs = [folder / f"worker{number}.log" for number in (1, 2)]
+    settings = environment(stack, folder, INBOX_REDIS_URL=server.url)
     await stack.open()
     async with (
-        process(settings, "worker", "patient", log=logs[0]) as first,
-        process(settings, "worker", "patient", log=logs[1]) as second,
+        process(settings, "worker", point, log=logs[0]) as first,
+        process(settings, "worker", point, log=logs[1]) as second,
     ):
         await eventually(lambda: pollers(stack), lambda found: len(found) == 2)
-        assert await end(stack, await send(stack, [*GOOD[:3]] * 14)) == {("COMPLETED", 1)}
-        identities = await workers_of(stack)
-        assert {int(identity.partition("@")[0]) for identity in identities} == {first.pid, second.pid}
-        seen = (await stack.hospital.seen())["lookups"]
-        assert seen == {"form": dict.fromkeys(GOOD[:3], 1), "consents": {"PS001": 1, "PS002": 1, "PS003": 1}}
-        assert set(await server.kept()) == {
-            *(f"inbox-lookup:{stack.name}:survey_send:form:1:{form}" for form in GOOD[:3]),
-            *(f"inbox-lookup:{stack.name}:survey_send:consents:1:{survey}" for survey in ("PS001", "PS002", "PS003")),
-        }
-        sent = await send(stack, [*GOOD] * 8)
+        yield {first.pid, second.pid}, logs
+
+
+async def test_two_workers_look_each_key_up_once(stack: Stack, server: Valkey, tmp_path: Path) -> None:
+    async with two_workers(stack, server, tmp_path, "patient") as (numbers, logs):
+        assert await end(stack, await send(stack, [*GOOD] * 8)) == {("COMPLETED", 1)}
+        assert {int(identity.partition("@")[0]) for identity in await workers_of(stack)} == numbers
+    surveys = [f"PS00{number}" for number in range(1, 6)]
+    assert (await stack.hospital.seen())["lookups"] == {
+        "form": dict.fromkeys(GOOD, 1),
+        "consents": dict.fromkeys(surveys, 1),
+    }
+    place = f"inbox-lookup:{stack.name}:survey_send"
+    assert set(await server.kept()) == {
+        *(f"{place}:form:1:{form}" for form in GOOD),
+        *(f"{place}:consents:1:{survey}" for survey in surveys),
+    }
+    assert not [log.read_text() for log in logs if "look-up cache" in log.read_text()]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_no_try_fails_of_a_server_that_goes_half_way(
+    stack: Stack, server: Valkey, tmp_path: Path, how: str
+) -> None:
+    async with two_workers(stack, server, tmp_path, "none") as (_, logs):
+        before = await send(stack, [*GOOD[:3]] * 5)
+        await stack.closed(before[0])
         getattr(server, how)()
-        assert await end(stack, sent) == {("COMPLETED", 1)}
+        after = await send(stack, [*GOOD] * 8)
+        assert await end(stack, before + after) == {("COMPLETED", 1)}
     said = "".join(log.read_text() for log in logs)
     assert "the shared look-up cache is not used: " in said
     assert PASSWORD not in said
     assert "redis://" not in said
-    assert str(server.port) not in said
+    assert f":{server.port}" not in said
