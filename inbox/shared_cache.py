@@ -124,11 +124,11 @@ class SharedCache:
         """
         names = place.names(key)
         token = uuid.uuid4().hex
-        unreadable = b""
+        unreadable: bytes | str = b""
         end = time.monotonic() + self._patience.wait
         while time.monotonic() < end:
             match await self._run(TAKE, names, token, int(self._patience.lock * 1000), unreadable):
-                case [bytes(kept), int(left)]:
+                case [bytes() | str() as kept, int(left)]:
                     with suppress(Exception):  # of an older version, or not ours: a miss
                         return Found(adapter.validate_json(kept), min(left / 1000, ttl), hit=True)
                     unreadable = kept
@@ -172,9 +172,8 @@ class SharedCache:
         if now < self._alone_until:
             return None
         if self._alone_until:
-            self._alone_until = (
-                now + self._patience.rest
-            )  # this one tries; the others go without until it has an answer
+            # This one tries; the others go on without the server until it has answered.
+            self._alone_until = now + self._patience.rest
         try:
             async with asyncio.timeout(self._patience.limit):
                 answer = await self._client.eval(script, len(names), *names, *arguments)

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from handlers.survey_send.clients import TIMEOUT
 from inbox.cache import HandlerLookups, LookupCache
@@ -73,10 +76,24 @@ class Thing:
 async def test_what_one_process_looked_up_another_finds(server: Valkey, shared: Open) -> None:
     one, two = Service(Thing("가", 1), at_once=True), Service(at_once=True)
     assert await cached(shared(server.url), one, Thing).get("k") == Thing("가", 1)
-    assert await cached(shared(server.url), two, Thing).get("k") == Thing("가", 1)
+    for options in ("", "?decode_responses=true", "?protocol=3"):
+        assert await cached(shared(server.url + options), two, Thing).get("k") == Thing("가", 1)
     assert (one.calls, two.calls) == (["k"], [])
     assert await server.kept() == {NAME: b'{"code":"\xea\xb0\x80","number":1}'}
     assert 0 < await server.client.pttl(NAME) <= 300_000
+
+
+async def test_a_span_says_whether_a_cache_had_it_whichever(
+    server: Valkey, shared: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr("inbox.spans.tracer", provider.get_tracer("test"))
+    one, two = (cached(shared(server.url), Service(at_once=True)) for _ in range(2))
+    for cache in (one, one, two, two):
+        await cache.get("k")
+    hits = [(span.name, (span.attributes or {})["cache.hit"]) for span in spans.get_finished_spans()]
+    assert hits == [("look up thing", hit) for hit in (False, True, True, True)]
 
 
 async def test_an_empty_list_is_kept(server: Valkey, shared: Open) -> None:
