@@ -209,6 +209,8 @@ def open_shared_cache(settings: Settings) -> SharedCache | None:
         client = Redis.from_url(
             settings.redis_url.get_secret_value(),
             retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,  # ours is of the whole question, these would be of its parts
+            socket_connect_timeout=None,
             protocol=2,
             client_name=settings.name,
         )
