@@ -28,6 +28,7 @@ from inbox.handler import Handler
 from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
+from inbox.shared_cache import open_shared_cache
 from inbox.store.engine import Database
 from inbox.store.partitions import keep_partitions
 from inbox.telemetry import configure_tracing
@@ -102,7 +103,8 @@ async def run_worker(settings: Settings) -> None:
 
     Waits for a server that is away. Raises SettingsError, Unfit and RuntimeError.
     """
-    handlers = load_handlers(settings)
+    shared = open_shared_cache(settings)
+    handlers = load_handlers(settings, shared)
     client = await unless_signalled(_reach_servers(settings))
     if client is None:
         return
@@ -124,6 +126,8 @@ async def run_worker(settings: Settings) -> None:
             )
     finally:
         await close_handlers(handlers)
+        if shared:
+            await shared.aclose()
         await database.close()
         if tracing:
             tracing.shutdown()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_check
 from pydantic import BaseModel
 
 from inbox.errors import BusinessError
+from inbox.lookups import Lookup, Lookups
 from inbox.states import ReportKind
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BusinessError",
     "Handler",
+    "Lookup",
+    "Lookups",
     "Message",
     "Notice",
     "Outcome",
@@ -87,7 +90,8 @@ class Handler(Protocol[P, R]):
     Optional attributes: ``settings`` (a pydantic model; the handler is then built with an instance of it, made
     from the table ``[handlers.NAME]`` of the settings), ``codes`` (code → static hint for operators),
     ``non_retryable`` (codes that a further try cannot mend), ``reporter``, ``resends`` (True: it serves what is sent
-    again too, of type ``{type}.resend`` and a higher ``edition``), and ``aclose()``.
+    again too, of type ``{type}.resend`` and a higher ``edition``), and ``aclose()``. One that is built by calling it
+    with a parameter ``lookups`` is given its ``Lookups``, the cache for what ``prepare`` looks up.
     """
 
     type: str

@@ -10,7 +10,7 @@ import orjson
 from opentelemetry import trace
 
 # What the libraries under us log at INFO holds URLs and statements.
-QUIET = ("httpx", "httpcore", "psycopg", "alembic", "uvicorn.access", "sqlalchemy")
+QUIET = ("httpx", "httpcore", "psycopg", "alembic", "uvicorn.access", "sqlalchemy", "redis")
 EXTRA = ("workflow_id", "message_id", "source")
 
 

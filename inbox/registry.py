@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -9,22 +10,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from inbox.cache import HandlerLookups
 from inbox.errors import SettingsError, fault_of
 from inbox.handler import Handler
 from inbox.message import RESEND
 from inbox.settings import Settings
+from inbox.shared_cache import SharedCache
 
 log = logging.getLogger(__name__)
 GROUP = "temporal_inbox.handlers"
 
 
-def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
+def load_handlers(settings: Settings, shared: SharedCache | None = None) -> dict[str, Handler[Any, Any]]:
     """Build every installed handler, and return them by message type.
 
     A handler with a ``settings`` model gets the table ``[handlers.NAME]``, NAME being its entry point's; without
-    that table it is left out, since it cannot work. One that ``resends`` serves the later editions of its messages
-    too. Raises SettingsError, naming the table, for a table that does not fit, belongs to no handler, or for two
-    handlers of one type.
+    that table it is left out, since it cannot work. A factory with a parameter ``lookups`` gets the handler's look-up
+    caches there, on the shared cache where there is one. One that ``resends`` serves the later editions of its
+    messages too. Raises SettingsError, naming the table, for a table that does not fit, belongs to no handler, or for
+    two handlers of one type.
     """
     tables = settings.declared.handlers
     installed = {point.name: point for point in entry_points(group=GROUP)}
@@ -33,7 +37,7 @@ def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
         raise SettingsError(f"handlers.{unknown[0]}: no handler of that name is installed")
     handlers: dict[str, Handler[Any, Any]] = {}
     for name, point in sorted(installed.items()):
-        handler = _build(name, point.load(), tables)
+        handler = _build(name, point.load(), tables, HandlerLookups(settings.name, name, shared))
         if handler is None:
             continue
         if handler.type in handlers:
@@ -44,15 +48,18 @@ def load_handlers(settings: Settings) -> dict[str, Handler[Any, Any]]:
     return handlers
 
 
-def _build(name: str, factory: Any, tables: Mapping[str, dict[str, Any]]) -> Handler[Any, Any] | None:
+def _build(
+    name: str, factory: Any, tables: Mapping[str, dict[str, Any]], lookups: HandlerLookups
+) -> Handler[Any, Any] | None:
+    parts = {"lookups": lookups} if "lookups" in inspect.signature(factory).parameters else {}
     model = getattr(factory, "settings", None)
     if model is None:
-        built: Handler[Any, Any] = factory()
+        built: Handler[Any, Any] = factory(**parts)
         return built
     if name not in tables:
         return None
     try:
-        built = factory(model.model_validate(tables[name]))
+        built = factory(model.model_validate(tables[name]), **parts)
     except ValidationError as error:
         fault = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part) for part in fault["loc"])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError, model_validator
@@ -51,6 +52,21 @@ def _address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def _redis(url: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(url.get_secret_value())
+        named = parts.scheme in {"redis", "rediss"} and parts.hostname and parts.port != 0
+        fits = named and re.fullmatch("/?[0-9]*", parts.path)
+    except ValueError:  # its text may repeat the password
+        fits = None
+    if not fits:
+        raise ValueError("must be redis://user:password@host:port/database, or rediss:// for TLS") from None
+    return url
+
+
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis)]
 
 
 class _Strict(BaseModel):
@@ -195,6 +211,7 @@ class Settings(BaseSettings):
     database_url: SecretStr = Field(validation_alias="DATABASE_URL")
     name: str = Field(default="inbox", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     config: Path | None = None
+    redis_url: RedisUrl | None = None
     listen: Address = "127.0.0.1:8080"
     metrics_listen: Address | None = None
     id_key: SecretStr | None = None

@@ -13,10 +13,9 @@ from sqlalchemy import ColumnElement, Table, and_, exists, insert, select, updat
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from handlers.survey_send import tables
-from handlers.survey_send.cache import LookupCache
 from handlers.survey_send.clients import Form, Hospital, SurveySendSettings
 from handlers.survey_send.payload import SurveySend, send_time
-from inbox.handler import Message, Notice, Outcome, Report, ReportKind
+from inbox.handler import Lookups, Message, Notice, Outcome, Report, ReportKind
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class SurveySendHandler:
         "FORM_NOT_DISTRIBUTED": "distribute the form, then redrive",
     }
 
-    def __init__(self, settings: SurveySendSettings) -> None:
+    def __init__(self, settings: SurveySendSettings, lookups: Lookups) -> None:
         self._hospital = Hospital(settings)
-        self._forms = LookupCache("form", self._hospital.form, settings.lookup_ttl)
-        self._consents = LookupCache("consents", self._hospital.consents, settings.lookup_ttl)
+        self._forms = lookups.cache("form", Form, self._hospital.form, ttl=settings.lookup_ttl)
+        self._consents = lookups.cache("consents", list[str], self._hospital.consents, ttl=settings.lookup_ttl)
 
     async def aclose(self) -> None:
         """Close the connections to the services."""

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, TypeAdapter, Validat
 from inbox.handler import BusinessError
 
 T = TypeVar("T")
-# Shorter than a try's start-to-close with its two look-ups and the guest; nothing retries here, Temporal does.
-TIMEOUT = 8.0  # seconds a call
+# A try's start-to-close holds two look-ups, each with the shared cache's wait before it, and the guest; nothing retries
+# here, Temporal does.
+TIMEOUT = 7.0  # seconds a call
 
 
 class SurveySendSettings(BaseModel):

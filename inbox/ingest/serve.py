@@ -20,6 +20,7 @@ from inbox.ingest.protocol import limited
 from inbox.process import run_until_signal
 from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
+from inbox.shared_cache import open_shared_cache
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
 from inbox.store.partitions import keep_partitions
@@ -76,7 +77,8 @@ async def run_ingest(settings: Settings) -> None:
     Listens while Postgres or Temporal is away. Raises SettingsError, and Unfit where one of them answers and cannot be
     worked with.
     """
-    handlers = load_handlers(settings) if settings.direct else {}
+    shared = open_shared_cache(settings) if settings.direct else None
+    handlers = load_handlers(settings, shared) if settings.direct else {}
     client = await lazy_client()
     checks = IngestChecks(settings, client)
     await checks.begin()
@@ -103,6 +105,8 @@ async def run_ingest(settings: Settings) -> None:
         await run_until_signal(server.serve(sockets), stop, dispatcher.run(), keep_partitions(database), checks.run())
     finally:
         await close_handlers(handlers)
+        if shared:
+            await shared.aclose()
         await database.close()
         if tracing:
             tracing.shutdown()

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from cachetools import TTLCache
+from cachetools import TLRUCache
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.service import RPCError
 
 from handlers.report_counter import Count
-from handlers.survey_send.cache import LookupCache
+from inbox.cache import HandlerLookups
 from inbox.errors import InboxError, SettingsError
 from inbox.handler import BusinessError, Message, Outcome
 from inbox.message import Key, workflow_id
@@ -114,9 +114,9 @@ async def test_a_value_that_expires_while_it_is_read_is_looked_up_again() -> Non
     async def look_up(key: str) -> str:
         return key
 
-    cache = LookupCache("thing", look_up)
+    cache = HandlerLookups("inbox", "handler").cache("thing", str, look_up)
     ticks = iter(range(1000))
-    cache._kept = TTLCache(10, 3, timer=lambda: next(ticks))
+    cache._kept = TLRUCache(10, lambda _, found, now: now + 3, timer=lambda: next(ticks))
     for _ in range(20):
         assert await cache.get("k") == "k"
 

@@ -11,11 +11,13 @@ import sys
 from typing import Any
 
 import activities.register
+import inbox.shared_cache
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
 from handlers.survey_send import SurveySendHandler
 from inbox.cli import main
 from inbox.dispatch import Dispatcher
+from inbox.shared_cache import Patience
 from inbox.store.statements import COMPLETE
 
 
@@ -70,6 +72,11 @@ def stop_before_commit() -> None:
     activities.register.one = one
 
 
+def be_patient() -> None:
+    """Call nothing a fault of the shared cache that is but a machine under load."""
+    inbox.shared_cache.PATIENCE = Patience(limit=10, lock=30, wait=30)
+
+
 POINTS = {
     "none": lambda: None,
     "accepted": lambda: before(Dispatcher, "nudge"),
@@ -85,6 +92,7 @@ POINTS = {
     "stop claimed": lambda: around(RegisterActivity, "_claim", first=False),
     "stop preparing": lambda: around(SurveySendHandler, "prepare", first=False),
     "stop committing": stop_before_commit,
+    "patient": be_patient,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The look-up cache of survey_send: one call for callers that ask together, nothing wrong kept (spec section 10)."""
+"""The look-up cache in one process: one call for callers that ask together, nothing wrong kept (spec section 10)."""
 
 from __future__ import annotations
 
@@ -6,44 +6,24 @@ import asyncio
 
 import pytest
 
-from handlers.survey_send.cache import LookupCache
+from inbox.cache import HandlerLookups, LookupCache
+from tests.support.looking import Service
 from tests.support.waiting import eventually
 
 
-class Service:
-    """A look-up that answers when it is let; counts its calls."""
-
-    def __init__(self, answer: object = "value") -> None:
-        self.calls: list[str] = []
-        self.answer = answer
-        self.may_answer = asyncio.Event()
-
-    async def __call__(self, key: str) -> object:
-        self.calls.append(key)
-        await self.may_answer.wait()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
+def lookups(kind: str, look_up: Service, ttl: float = 300) -> LookupCache[object]:
+    return HandlerLookups("inbox", "handler").cache(kind, object, look_up, ttl=ttl)
 
 
 def ask(cache: LookupCache[object], times: int, key: str = "k") -> list[asyncio.Task[object]]:
     return [asyncio.create_task(cache.get(key)) for _ in range(times)]
 
 
-async def asked(service: Service, times: int = 1) -> None:
-    """Wait until the service was called this often; the callers wait for it then."""
-
-    async def look() -> int:
-        return len(service.calls)
-
-    await eventually(look, lambda calls: calls >= times)
-
-
 async def test_callers_that_ask_together_make_one_call() -> None:
     service = Service()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     callers = ask(cache, 50)
-    await asked(service)
+    await service.asked()
     callers += ask(cache, 50)
     service.may_answer.set()
     assert await asyncio.gather(*callers) == ["value"] * 100
@@ -53,16 +33,16 @@ async def test_callers_that_ask_together_make_one_call() -> None:
 async def test_a_value_is_kept_for_those_who_ask_later() -> None:
     service = Service()
     service.may_answer.set()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     assert [await cache.get("k") for _ in range(3)] == ["value"] * 3
     assert service.calls == ["k"]
 
 
 async def test_each_key_is_asked_for_by_itself() -> None:
     service = Service()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     callers = ask(cache, 5, "a") + ask(cache, 5, "b")
-    await asked(service, 2)
+    await service.asked(2)
     service.may_answer.set()
     await asyncio.gather(*callers)
     assert sorted(service.calls) == ["a", "b"]
@@ -72,16 +52,16 @@ async def test_each_key_is_asked_for_by_itself() -> None:
 async def test_an_empty_answer_is_kept_like_any_other(empty: object) -> None:
     service = Service(empty)
     service.may_answer.set()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     assert [await cache.get("k"), await cache.get("k")] == [empty, empty]
     assert service.calls == ["k"]
 
 
 async def test_an_error_goes_to_all_who_asked_together_and_is_not_kept() -> None:
     service = Service(LookupError("missing"))
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     callers = ask(cache, 10)
-    await asked(service)
+    await service.asked()
     service.may_answer.set()
     errors = await asyncio.gather(*callers, return_exceptions=True)
     assert [type(error) for error in errors] == [LookupError] * 10
@@ -93,9 +73,9 @@ async def test_an_error_goes_to_all_who_asked_together_and_is_not_kept() -> None
 
 async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> None:
     service = Service()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     first, second, third = ask(cache, 3)
-    await asked(service)
+    await service.asked()
     first.cancel()
     third.cancel()
     await asyncio.wait([first, third])
@@ -108,9 +88,9 @@ async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others() -> Non
 
 async def test_a_call_that_nobody_waits_for_any_more_is_kept_all_the_same() -> None:
     service = Service()
-    cache = LookupCache("thing", service)
+    cache = lookups("thing", service)
     (only,) = ask(cache, 1)
-    await asked(service)
+    await service.asked()
     only.cancel()
     await asyncio.wait([only])
     service.may_answer.set()
@@ -121,7 +101,7 @@ async def test_a_call_that_nobody_waits_for_any_more_is_kept_all_the_same() -> N
 async def test_a_value_past_its_time_is_asked_for_again() -> None:
     service = Service("old")
     service.may_answer.set()
-    cache = LookupCache("thing", service, ttl=0.05)
+    cache = lookups("thing", service, ttl=0.05)
     assert await cache.get("k") == "old"
     service.answer = "new"
     await eventually(lambda: cache.get("k"), lambda value: value == "new")

@@ -96,6 +96,20 @@ def test_a_handler_of_others_gets_its_own_table(install: Callable[[str, str, str
     assert "greeting" not in load_handlers(settings())
 
 
+async def test_a_handler_of_others_gets_its_look_up_caches_where_it_asks_for_them(
+    install: Callable[[str, str, str], None],
+) -> None:
+    install(
+        "rates_package",
+        "rates",
+        "class Handler:\n    type = 'rates'\n"
+        "    def __init__(self, lookups):\n        self.rates = lookups.cache('rate', str, self.rate)\n"
+        "    async def rate(self, key):\n        return 'rate of ' + key\n",
+    )
+    handler: Any = load_handlers(settings())["rates"]
+    assert await handler.rates.get("EUR") == "rate of EUR"
+
+
 def test_two_handlers_of_one_type_are_refused(install: Callable[[str, str, str], None]) -> None:
     install("second_package", "second_counter", "class Handler:\n    type = 'report.count'\n")
     with pytest.raises(SettingsError, match=r"^handlers\.second_counter: a second handler for type report\.count$"):

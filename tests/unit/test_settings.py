@@ -129,6 +129,16 @@ def test_a_value_that_can_not_work_is_refused_by_its_place(load: Any, toml: str,
         ({"INBOX_NAME": "a" * 65}, "name"),
         ({"INBOX_OPERATOR_TOKENS": f'["{SECRET}"]'}, "operator_tokens.0"),
         ({"INBOX_MAX_BODY": SECRET}, "max_body"),
+        ({"INBOX_REDIS_URL": ""}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": SECRET}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": "redis://"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"http://:{SECRET}@h:6379/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"valkey://:{SECRET}@h:6379/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"redis://:{SECRET}@h:{SECRET}/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"redis://:{SECRET}@h:65536/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"redis://:{SECRET}@[h:6379/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"redis://:a/{SECRET}@h:6379/0"}, "redis_url: must be redis://"),
+        ({"INBOX_REDIS_URL": f"redis://:{SECRET}@h/first"}, "redis_url: must be redis://"),
     ],
 )
 def test_a_variable_that_can_not_work_is_refused_by_its_name(load: Any, variables: dict[str, str], named: str) -> None:
@@ -174,10 +184,17 @@ def test_the_time_outs_of_the_contract_are_the_defaults() -> None:
 
 def test_settings_that_are_printed_show_no_secret(load: Any) -> None:
     toml = SOURCE + f'[sources.a.report]\nurl = "http://h"\ntoken = "{SECRET}"'
-    settings = load(toml, INBOX_ID_KEY=SECRET)
+    settings = load(toml, INBOX_ID_KEY=SECRET, INBOX_REDIS_URL=f"redis://:{SECRET}@h")
     assert settings.id_key is not None
     assert settings.id_key.get_secret_value() == SECRET
     assert SECRET not in f"{settings!r} {settings} {settings.model_dump_json()} {settings.declared!r}"
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://h:6379/0", "rediss://user:p%2Fw@[::1]:6380/15?ssl_ca_certs=/ca.pem"]
+)
+def test_the_address_of_a_shared_cache_is_one_of_redis(load: Any, url: str) -> None:
+    assert load(INBOX_REDIS_URL=url).redis_url.get_secret_value() == url
 
 
 def test_private_ids_need_the_key_of_their_hash(load: Any) -> None:
