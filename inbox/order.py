@@ -43,10 +43,13 @@ async def resume(database: Database, settings: Settings) -> bool:
 async def keep_order(database: Database, settings: Settings, nudge: Callable[[], None]) -> None:
     """Do so until cancelled: at the start, and again, since others may still have run with the old settings then."""
     while True:
+        wait = settings.declared.dispatch.again
         try:
             if await resume(database, settings):
                 nudge()
         except StoreUnavailable:
-            await asyncio.sleep(AGAIN)
-        else:
-            await asyncio.sleep(settings.declared.dispatch.again)
+            wait = AGAIN
+        except Exception as error:  # noqa: BLE001  no schema, or not ours: /readyz says so, and it may be mended
+            limited.error("resume", "held messages were not looked at: %s", type(error).__name__)
+            wait = AGAIN
+        await asyncio.sleep(wait)
