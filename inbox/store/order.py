@@ -137,9 +137,11 @@ DECIDE_SEQUENCE = Statement(
           LEFT JOIN LATERAL (
                SELECT s.sequence FROM inbox.message s
                 WHERE {_SUBJECT.format(m="s", me="me")}
-                  AND s.sequence > g.missing AND s.sequence < me.sequence AND s.status = 'COMPLETED'
+                  AND g.missing IS NOT NULL AND s.sequence > g.missing AND s.sequence < me.sequence
+                  AND s.status = 'COMPLETED'
                 ORDER BY s.sequence DESC LIMIT 1) c ON true
-          LEFT JOIN LATERAL ({_GAPS.format(last="c.sequence", condition="")} LIMIT 1) h ON true""",
+          LEFT JOIN LATERAL (
+               {_GAPS.format(last="c.sequence", condition=" AND c.sequence IS NOT NULL")} LIMIT 1) h ON true""",
     ),
 )
 DECIDE = {"arrival": DECIDE_ARRIVAL, "sequence": DECIDE_SEQUENCE}
