@@ -25,6 +25,7 @@ from activities.report import ReportActivities
 from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
 from inbox.handler import Handler
+from inbox.order import adopt, keep_order
 from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
@@ -119,10 +120,16 @@ async def run_worker(settings: Settings) -> None:
     dispatcher = Dispatcher(database, client, settings)
     try:
         async with httpx.AsyncClient() as http:
+            if await unless_signalled(adopt(database, settings)) is None:
+                return
             workers = build_workers(settings, client, database, handlers, http, dispatcher)
             log.info("worker started: types %s", ", ".join(sorted(handlers)) or "none")
             await run_until_signal(
-                run_workers(workers), lambda: shut_down(workers), dispatcher.run(), keep_partitions(database)
+                run_workers(workers),
+                lambda: shut_down(workers),
+                dispatcher.run(),
+                keep_order(database, settings, dispatcher.nudge),
+                keep_partitions(database),
             )
     finally:
         await close_handlers(handlers)

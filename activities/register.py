@@ -18,16 +18,27 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from activities.failures import codes_only
-from inbox.burial import bury
+from inbox.burial import bury_for_gap
 from inbox.errors import PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of
 from inbox.handler import Handler, Message, Outcome
 from inbox.payload import read_payload
-from inbox.references import GONE, HELD, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
+from inbox.references import (
+    GONE,
+    HELD,
+    MOST_COUNTED,
+    OVERTAKEN,
+    TRIED,
+    BuryInput,
+    RegisterInput,
+    RegisterResult,
+    Tried,
+)
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OBSOLETE, OwnCode, Status
 from inbox.store.engine import Database, Statement, driver, one, rows
 from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
+from inbox.store.reads import COUNT_BEHIND
 from inbox.store.statements import (
     BURY,
     CLAIM,
@@ -69,8 +80,8 @@ class RegisterActivity:
         """Do one try, or find the row closed.
 
         Raises ApplicationError: for a failed try with the code as its type and the delay of the next; where the
-        row is left DEAD non-retryable, with status, code and hint as details; and a plain retryable one where no
-        try was spent or its end could not be recorded.
+        row is left DEAD non-retryable, with status, code, hint and how many wait as details; and a plain retryable one
+        where no try was spent or its end could not be recorded.
         """
         with codes_only():
             return await self._register(work)
@@ -93,9 +104,9 @@ class RegisterActivity:
                     case Claimed(answer="HELD"):
                         return await self._held(claimed, work, source)
                     case _:  # closed, or a later attempt holds it
-                        return await self._closed(work)
+                        return await self._closed(work, source)
             except StaleTry:
-                return await self._closed(work)
+                return await self._closed(work, source)
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
         """Leave a message to a worker that serves it: no try is spent, and nobody else is held up."""
@@ -206,9 +217,12 @@ class RegisterActivity:
             raise StaleTry
         number = ended.tries - ended.tries_before
         text = f"try {number} of {ended.max_tries}"
+        waiting = 0
+        if claimed.subject is not None and (source.parks if ended.status == Status.DEAD else source.ordered):
+            waiting = await self._waiting(claimed.id, source)
         if ended.status == Status.DEAD:
-            self._raise_dead(text, verdict.code)
-        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay))
+            self._raise_dead(text, verdict.code, waiting)
+        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay, waiting))
         raise ApplicationError(
             text,
             type=verdict.code,
@@ -223,6 +237,14 @@ class RegisterActivity:
         ended = await self._database.locked(statement, params, before=locks, after=after)
         self._nudge()
         return ended
+
+    async def _waiting(self, message: int, source: SourceSettings) -> int:
+        """Count who waits behind a message, for operators; while Postgres is away they see less."""
+        asked = {"id": message, "sequenced": source.order == "sequence", "most": MOST_COUNTED}
+        with suppress(StoreUnavailable):
+            found = await self._database.one(COUNT_BEHIND, asked)
+            return found.rows if found else 0
+        return 0
 
     async def _tell(self, tried: Tried) -> None:
         """Tell the workflow of a failed try, for the operators who look at it; if it cannot be told, they see less."""
@@ -249,37 +271,37 @@ class RegisterActivity:
         }
         if await self._end(BURY, burial, source) is None:
             raise StaleTry
-        self._raise_dead("no tries left", code)
+        parked = source.parks and claimed.subject is not None
+        self._raise_dead("no tries left", code, await self._waiting(claimed.id, source) if parked else 0)
 
     async def _held(self, claimed: Claimed, work: RegisterInput, source: SourceSettings) -> RegisterResult:
         """Leave a held row to what releases it, unless it is held by a gap whose time is over."""
-        question = {"id": claimed.id, "gap": source.gap_timeout}
-        decision = await self._database.locked(DECIDE[source.order], question, before=[LOCK_SUBJECT])
-        if decision is None or decision.answer != "GAP":
-            return RegisterResult(HELD)
         gap = BuryInput(claimed.id, claimed.source, claimed.generation, OwnCode.SEQUENCE_GAP)
-        await bury(self._database, self._settings, gap, f"number {decision.missing} is missing", park=True)
+        if not await bury_for_gap(self._database, self._settings, gap):
+            return RegisterResult(HELD)
         self._nudge()
-        return await self._closed(work)
+        return await self._closed(work, source)
 
-    async def _closed(self, work: RegisterInput) -> RegisterResult:
+    async def _closed(self, work: RegisterInput, source: SourceSettings) -> RegisterResult:
         """Return how the row was closed. Raises ApplicationError, retryable, where another try holds it."""
         row = await self._database.one(READ_STANDING, {"id": work.message})
         if row is None:
             return RegisterResult(GONE)
         if row.status in CLOSED:
-            return RegisterResult(row.status, row.last_code, self._hint(row.last_code))
+            waiting = await self._waiting(work.message, source) if row.parked else 0
+            return RegisterResult(row.status, row.last_code, self._hint(row.last_code), waiting)
         raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
 
     def _hint(self, code: str | None) -> str | None:
         return hint_for(code, self._handlers.values())
 
-    def _raise_dead(self, text: str, code: str | None) -> NoReturn:
+    def _raise_dead(self, text: str, code: str | None, waiting: int) -> NoReturn:
         raise ApplicationError(
             text,
             Status.DEAD.value,
             code,
             self._hint(code),
+            waiting,
             type=code,
             non_retryable=True,
             category=ApplicationErrorCategory.BENIGN,

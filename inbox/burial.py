@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from inbox.errors import InboxError
+import psycopg
+
+from inbox.errors import InboxError, StoreUnavailable
 from inbox.message import Key
 from inbox.references import BuryInput
 from inbox.settings import Settings, SourceSettings
-from inbox.states import CLOSED, OwnCode, Status
-from inbox.store.engine import Database, Statement
-from inbox.store.order import ACCEPT_GAP, LOCK_SUBJECT, MAKE_DUE, RELEASE, UNPARK
+from inbox.states import CLOSED, OwnCode
+from inbox.store.engine import Database, Statement, driver, one, rows
+from inbox.store.order import (
+    ACCEPT_GAP,
+    DECIDE,
+    LOCK_SUBJECT,
+    MAKE_DUE,
+    READ_MISSING,
+    RELEASE,
+    UNPARK,
+    Missing,
+)
 from inbox.store.reads import READ_RECORD, Record
 from inbox.store.statements import BURY, LOCK_MESSAGE, READ_STANDING, REDRIVE, Standing
+
+MOST_GAPS = 10  # that an operator is told of
 
 
 class NotFound(InboxError):
@@ -50,19 +66,55 @@ async def bury(
     where there is none. Raises StoreUnavailable.
     """
     source = settings.source(work.source)
-    burial = {
+    burial = _burial(settings, work, park=park) | {"reason": reason}
+    then = [] if park else [UNPARK]
+    await database.locked(BURY, burial, before=[LOCK_SUBJECT, LOCK_MESSAGE], after=[*then, *_release(source)])
+    return await database.one(READ_STANDING, {"id": work.message})
+
+
+async def bury_for_gap(database: Database, settings: Settings, work: BuryInput) -> bool:
+    """Close an open row as DEAD where a gap before it is over; tell whether it was.
+
+    Decided and done in one transaction under the subject's lock: a number that came in the last moment is in time.
+    Raises StoreUnavailable.
+    """
+    source = settings.source(work.source)
+    if source is None or source.order != "sequence":
+        return False
+    burial = _burial(settings, work, park=True) | {"gap": source.gap_timeout}
+    async with _locked(database, work.message) as connection:
+        decision = await one(connection, DECIDE[source.order], burial)
+        if decision is None or decision.answer != "GAP":
+            return False
+        await one(connection, BURY, burial | {"reason": f"number {decision.missing} is missing"})
+        await rows(connection, RELEASE[source.order], burial)
+    return True
+
+
+def _burial(settings: Settings, work: BuryInput, *, park: bool) -> dict[str, Any]:
+    source = settings.source(work.source)
+    return {
         "id": work.message,
         "generation": work.generation,
         "tries": None,
         "code": work.code,
-        "reason": reason,
         "told": settings.system_phrase(work.source),
         "reports": source is not None and source.report is not None,
         "park": park and source is not None and source.parks,
     }
-    then = [] if park else [UNPARK]
-    await database.locked(BURY, burial, before=[LOCK_SUBJECT, LOCK_MESSAGE], after=[*then, *_release(source)])
-    return await database.one(READ_STANDING, {"id": work.message})
+
+
+@asynccontextmanager
+async def _locked(database: Database, message: int) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """Open a transaction that has the locks of a message, in their order."""
+    try:
+        async with database.transaction() as tx:
+            connection = await driver(tx)
+            for lock in (LOCK_SUBJECT, LOCK_MESSAGE):
+                await one(connection, lock, {"id": message})
+            yield connection
+    except TimeoutError:
+        raise StoreUnavailable("TimeoutError") from None
 
 
 def _release(source: SourceSettings | None) -> list[Statement[Any]]:
@@ -83,25 +135,54 @@ async def discard(database: Database, settings: Settings, key: Key, reason: str)
         raise NotOpen(f"{key} is {standing.status if standing else 'gone'}")
 
 
-async def release(database: Database, settings: Settings, key: Key) -> None:
+@dataclass(frozen=True)
+class Released:
+    """What a release let go: ``accepted`` numbers are not waited for any more; none, where a message was unparked.
+
+    Only the lowest are named, ``more`` says so.
+    """
+
+    accepted: tuple[Missing, ...] = ()
+    more: bool = False
+
+    def __str__(self) -> str:
+        if not self.accepted:
+            return "released"
+        named = [str(g.missing) if g.missing == g.until else f"{g.missing} to {g.until}" for g in self.accepted]
+        return f"released, no longer waited for: {', '.join(named)}{' and more' if self.more else ''}"
+
+
+async def release(database: Database, settings: Settings, key: Key) -> Released:
     """Let go what a message holds: unpark it; or accept the gap before it, and redrive it where that was its death.
 
-    Raises NotFound, NotHeld, StoreUnavailable.
+    One transaction. Raises NotFound, NotHeld, StoreUnavailable.
     """
     record = await find(database, key)
     source = settings.source(record.source)
-    row = {"id": record.id, "generation": None, "code": None, "reason": None}
-    locks = [LOCK_SUBJECT, LOCK_MESSAGE]
-    if record.parked:
-        unparked = await database.locked(UNPARK, row, before=locks, after=_release(source))
-        if unparked is not None:
-            return
-    if source is None or source.order != "sequence" or record.status == Status.COMPLETED:
-        raise NotHeld(f"{key} is {record.status}, neither parked nor behind a gap")
-    if await database.locked(ACCEPT_GAP, row, before=locks) is None:
-        raise NotHeld(f"{key} is {record.status}, with no gap before it")
-    if await database.locked(MAKE_DUE, row, before=locks) is None and record.status == Status.DEAD:
-        await redrive(database, key)
+    row = {"id": record.id, "generation": None, "code": None, "reason": None, "most": MOST_GAPS + 1}
+    async with _locked(database, record.id) as connection:
+        if await one(connection, UNPARK, row):
+            for statement in _release(source):
+                await rows(connection, statement, row)
+            return Released()
+        missing = await rows(connection, READ_MISSING, row)
+        if source is None or source.order != "sequence" or await one(connection, ACCEPT_GAP, row) is None:
+            raise NotHeld(f"{key} is {record.status}, neither parked nor behind a gap")
+        if await one(connection, MAKE_DUE, row) is None:
+            await one(connection, REDRIVE, row)
+    return Released(tuple(missing[:MOST_GAPS]), more=len(missing) > MOST_GAPS)
+
+
+async def passed(database: Database, settings: Settings, key: Key) -> int | None:
+    """Return the number that was applied last of a message's subject, where its own is not above that.
+
+    Redriving it is obsolete then (spec section 9). Raises NotFound, StoreUnavailable.
+    """
+    record = await find(database, key)
+    source = settings.source(record.source)
+    if source is None or source.order != "sequence" or record.sequence is None or record.last is None:
+        return None
+    return record.last if record.sequence <= record.last else None
 
 
 async def redrive(database: Database, key: Key) -> None:

@@ -16,6 +16,7 @@ GONE = "GONE"
 OVERTAKEN = "OVERTAKEN"
 # Order holds it; what stands before it makes it due when it ends, and dispatch wakes the workflow.
 HELD = "HELD"
+MOST_COUNTED = 1000  # messages that wait behind one are counted up to here
 
 
 @dataclass(frozen=True)
@@ -61,22 +62,30 @@ class BuryInput:
 
 @dataclass(frozen=True)
 class Tried:
-    """A failed try, as it tells its workflow, for operators: try ``number`` of ``limit``, the next in seconds."""
+    """A failed try, as it tells its workflow, for operators: try ``number`` of ``limit``, the next in seconds.
+
+    ``waiting`` messages of its subject, up to ``MOST_COUNTED``, wait behind it.
+    """
 
     number: int
     limit: int
     code: str
     hint: str | None
     next_in: float
+    waiting: int = 0
 
 
 @dataclass(frozen=True)
 class RegisterResult:
-    """The row as a try left it: its status, and the code where it is DEAD."""
+    """The row as a try left it: its status, and the code where it is DEAD.
+
+    Where it is parked, ``waiting`` messages of its subject, up to ``MOST_COUNTED``, wait behind it.
+    """
 
     status: str
     code: str | None = None
     hint: str | None = None
+    waiting: int = 0
 
 
 @dataclass(frozen=True)

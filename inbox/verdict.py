@@ -13,7 +13,7 @@ from inbox.states import OwnCode
 LONGEST = 2000  # characters
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
 HINTS: Mapping[str, str] = {
-    OwnCode.SYSTEM_ERROR: "see the failed tries for error class and status; mend that service, then redrive",
+    OwnCode.SYSTEM_ERROR: "see the failed tries for error class and status, and mend that service",
     OwnCode.TRY_LOST: "its worker died or hung in every try: read the workers' logs before a redrive",
     OwnCode.INVALID_PAYLOAD: "the payload does not fit the handler's model: the producer must send a right one",
     OwnCode.PAYLOAD_GONE: "its payload is past retention: the producer must send it again",

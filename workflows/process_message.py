@@ -41,8 +41,8 @@ class ProcessMessage:
         self._wakes = 0
         self._failed = False
         self._trying: workflow.ActivityHandle[RegisterResult] | None = None
-        self._key = workflow.info().workflow_id.partition("/")[2]
-        workflow.set_current_details(details.open_message(self._key))
+        self._id = workflow.info().workflow_id
+        workflow.set_current_details(details.open_message(self._id))
 
     @workflow.signal(name=WAKE, description="Re-read the row; dispatch sends it")
     def wake(self, generation: int) -> None:
@@ -55,7 +55,7 @@ class ProcessMessage:
         """Show operators what the last try failed of, and when the next one is due."""
         self._failed = True
         workflow.upsert_search_attributes([STATUS.value_set("FAILED"), CODE.value_set(failed.code)])
-        workflow.set_current_details(details.failed_message(self._key, failed))
+        workflow.set_current_details(details.failed_message(self._id, failed))
 
     @workflow.update(description="Close the message as DEAD, code DISCARDED")
     async def discard(self) -> RegisterResult:
@@ -83,7 +83,7 @@ class ProcessMessage:
             # A wake that came meanwhile may mean a redrive of what was just closed: never end with one unread.
             if result.status in ENDED and not self._woken_since(seen) and workflow.all_handlers_finished():
                 break
-        workflow.set_current_details(details.closed_message(self._key, result))
+        workflow.set_current_details(details.closed_message(self._id, result))
         if result.status == DEAD:
             workflow.upsert_search_attributes([STATUS.value_set(DEAD), CODE.value_set(result.code or "")])
             raise ApplicationError(f"DEAD: {result.code}", type=result.code, non_retryable=True)
@@ -125,8 +125,8 @@ class ProcessMessage:
                 # With the execution; or by a discard, which has closed the row already.
                 raise asyncio.CancelledError from None
             match error.cause:
-                case ApplicationError(details=(status, code, hint)) if status == DEAD:
-                    return RegisterResult(DEAD, code, hint)
+                case ApplicationError(details=(status, code, hint, *waiting)) if status == DEAD:
+                    return RegisterResult(DEAD, code, hint, *waiting)
                 case ApplicationError():
                     # Ended from outside (failed by hand, or its attempts cut short), without a verdict on the row:
                     # the row decides, and counts.

@@ -34,8 +34,12 @@ errors = Console(stderr=True)
 FAILED, AWAY = 1, 3
 
 
-def _fail(text: str, code: int) -> typer.Exit:
+def _say(text: str) -> None:
     errors.print(f"inbox: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(text: str, code: int) -> typer.Exit:
+    _say(text)
     return typer.Exit(code)
 
 
@@ -132,17 +136,25 @@ KeyArgument = Annotated[str, typer.Argument(help="source/id or tenant/source/id,
 
 @app.command()
 def redrive(keys: Annotated[list[str], typer.Argument(help="source/id …, parts percent-encoded")]) -> None:
-    """Send DEAD messages through again, each as a new generation with all its tries."""
+    """Send DEAD messages through again, each as a new generation with all its tries.
+
+    Where a message's number was passed, so that it will be obsolete, that is said first.
+    """
+    from inbox.burial import passed
     from inbox.burial import redrive as send_through
 
     configure_logging("ERROR")
+    settings = _settings()
 
     async def work(database: Database) -> None:
         for key in keys:
+            last = await passed(database, settings, Key.parse(key))
+            if last is not None:
+                _say(f"{key}: number {last} of its subject was applied already, so this will be obsolete, unapplied")
             await send_through(database, Key.parse(key))
-            typer.echo(f"{key}: due again")
+            typer.echo(f"{key}: due again{'' if last is None else ', to be obsolete'}")
 
-    _operate(work, _settings())
+    _operate(work, settings)
 
 
 @app.command()
@@ -169,8 +181,7 @@ def release(key: KeyArgument) -> None:
     settings = _settings()
 
     async def work(database: Database) -> None:
-        await let_go(database, settings, Key.parse(key))
-        typer.echo(f"{key}: released")
+        typer.echo(f"{key}: {await let_go(database, settings, Key.parse(key))}")
 
     _operate(work, settings)
 

@@ -24,6 +24,7 @@ from inbox.message import Key
 from inbox.metrics import IntakeMetrics
 from inbox.settings import Settings
 from inbox.store.engine import Database
+from inbox.store.order import READ_MISSING
 from inbox.store.reads import READ_BACKLOG, READ_RECORD
 
 
@@ -73,7 +74,10 @@ class Reader:
         if record is None:
             raise NOT_FOUND
         phrase = None if own is None else self._settings.system_phrase(key.source)
-        return json_response(record_view(record, phrase))
+        gap = None
+        if record.held_since and record.held_behind is None:
+            gap = await self._database.one(READ_MISSING, {"id": record.id, "most": 1})
+        return json_response(record_view(record, phrase, missing=gap.missing if gap else None))
 
     async def backlog(self, request: Request) -> Response:
         """GET /backlog: how many are waiting now."""

@@ -20,7 +20,7 @@ from inbox.payload import read_payload
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import OBSOLETE, OwnCode, Status
-from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, PUT, Place
+from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, MAKE_PLACE, PUT, Place
 from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import RELEASE_SEQUENCE
 from inbox.store.statements import Accepted
@@ -49,6 +49,8 @@ class Direct:
         if place is None or place.answer == "HELD" or not _is_new(place, source):
             return None
         row |= _edition(place, row)
+        if order != "none" and not place.placed:
+            await self._database.one(MAKE_PLACE, row)
         handler = self._handlers.get(row["type"])
         if handler is None:
             return None

@@ -126,6 +126,9 @@ def _schemas() -> Json:
     record = _object(
         ("tenant", "source", "id", "edition", "type", "status", "tries", "maxTries", "duplicates", "workflowId"),
         status=state,
+        heldSince={"type": ["string", "null"], "format": "date-time"},
+        heldBehind={"type": ["string", "null"], "description": "the key of the message that it waits for"},
+        missingNumber={"type": ["integer", "null"], "description": "the sequence number that it waits for"},
     )
     problem = _object(
         ("type", "title", "status", "detail"),

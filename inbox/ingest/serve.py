@@ -17,6 +17,7 @@ from inbox.errors import SettingsError
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
 from inbox.ingest.protocol import limited
+from inbox.order import keep_order
 from inbox.process import run_until_signal
 from inbox.registry import close_handlers, load_handlers
 from inbox.settings import Settings
@@ -102,7 +103,14 @@ async def run_ingest(settings: Settings) -> None:
 
     try:
         log.info("ingest listens on %s", settings.listen)
-        await run_until_signal(server.serve(sockets), stop, dispatcher.run(), keep_partitions(database), checks.run())
+        await run_until_signal(
+            server.serve(sockets),
+            stop,
+            dispatcher.run(),
+            keep_order(database, settings, dispatcher.nudge),
+            keep_partitions(database),
+            checks.run(),
+        )
     finally:
         await close_handlers(handlers)
         if shared:

@@ -55,10 +55,17 @@ def accepted_view(incoming: Incoming, found: Accepted, phrase: str) -> dict[str,
     }
 
 
-def record_view(record: Record, phrase: str | None = None) -> dict[str, Any]:
+def _behind(record: Record) -> str | None:
+    """Return the key of the message that holds this one."""
+    if record.behind_id is None:
+        return None
+    return str(Key(record.tenant, record.source, record.behind_id, record.behind_edition))
+
+
+def record_view(record: Record, phrase: str | None = None, *, missing: int | None = None) -> dict[str, Any]:
     """Return the record of one message, with reasons as they are kept: for operators.
 
-    For its source, ``phrase`` stands for a reason that is not a handler's.
+    For its source, ``phrase`` stands for a reason that is not a handler's. ``missing`` is the number that it waits for.
     """
     reason = record.last_reason if phrase is None else told(record.last_code, record.last_reason, phrase)
     return {
@@ -74,6 +81,8 @@ def record_view(record: Record, phrase: str | None = None) -> dict[str, Any]:
         "lastReason": reason,
         "nextTryAt": record.next_try_at,
         "heldSince": record.held_since,
+        "heldBehind": _behind(record),
+        "missingNumber": missing,
         "parked": record.parked,
         "duplicates": record.duplicates,
         "workflowId": record.workflow_id,

@@ -11,7 +11,8 @@ from inbox.store.statements import Accepted, Fenced, owe
 class Place:
     """What a new message finds: the time of its receipt, its ID's newest edition, and whether order lets it go.
 
-    ``repeated``: its content is that of an edition that was delivered a short while ago. ``answer`` is FREE, OBSOLETE
+    ``repeated``: its content is that of an edition that was delivered a short while ago. ``placed``: its subject is
+    known. ``answer`` is FREE, OBSOLETE
     (a number that is not above the last one applied) or HELD (by another message, or a gap).
     """
 
@@ -20,6 +21,7 @@ class Place:
     edition: int
     status: str | None
     repeated: bool
+    placed: bool
     answer: str
 
 
@@ -37,7 +39,13 @@ _ANSWER = {
     "sequence": f"""
         coalesce((
             SELECT CASE WHEN %(sequence)s <= p.last THEN 'OBSOLETE'
-                        WHEN p.processing IS NULL AND b.open = 0 AND b.numbers = %(sequence)s - 1 - p.last THEN 'FREE'
+                        WHEN EXISTS (SELECT FROM inbox.message x WHERE x.id = p.processing AND x.status = 'PROCESSING')
+                        THEN 'HELD'
+                        WHEN p.last IS NULL
+                        THEN CASE WHEN EXISTS (SELECT FROM inbox.message m
+                                                WHERE {_SUBJECT} AND (m.closed_at IS NULL OR m.parked))
+                                  THEN 'HELD' ELSE 'FREE' END
+                        WHEN b.open = 0 AND b.numbers = %(sequence)s - 1 - p.last THEN 'FREE'
                         ELSE 'HELD' END
               FROM inbox.subject_position p, LATERAL (
                    SELECT count(*) FILTER (WHERE m.closed_at IS NULL OR m.parked) AS open,
@@ -58,7 +66,7 @@ LOOK = {
                    SELECT FROM inbox.message m
                     WHERE {_KEY} AND m.payload_sha256 = %(sha256)s
                       AND m.delivered_at > now() - make_interval(secs => %(resend_after)s)) AS repeated,
-               {answer} AS answer
+               EXISTS (SELECT FROM inbox.subject_position p WHERE {_POSITION}) AS placed, {answer} AS answer
           FROM (SELECT) here LEFT JOIN LATERAL (
                SELECT m.id, m.edition, m.status FROM inbox.message m WHERE {_KEY} ORDER BY m.edition DESC LIMIT 1
                ) n ON true""",
@@ -66,15 +74,23 @@ LOOK = {
     for order, answer in _ANSWER.items()
 }
 
-# The subject of a message that is not stored yet, locked; where it is new, order by sequence starts at this number.
+# A subject that is new comes into being by itself, before the transaction that locks it: an accept of the same ID,
+# which has its row and makes the subject behind it, would wait for that transaction, and that for the row. It has no
+# start yet, which the first number that is stored sets.
+MAKE_PLACE = Statement(
+    "make place",
+    Fenced,
+    """
+    INSERT INTO inbox.subject_position (tenant, source, subject) VALUES (%(tenant)s, %(source)s, %(subject)s)
+    ON CONFLICT DO NOTHING
+    RETURNING 0::bigint AS id""",
+)
+
+# The subject of a message that is not stored yet, locked.
 LOCK_PLACE = Statement(
     "lock place",
     Fenced,
-    """
-    INSERT INTO inbox.subject_position AS p (tenant, source, subject, last)
-    VALUES (%(tenant)s, %(source)s, %(subject)s, %(position)s)
-    ON CONFLICT (tenant, source, subject) DO UPDATE SET last = p.last WHERE false
-    RETURNING 0::bigint AS id""",
+    f"SELECT 0::bigint AS id FROM inbox.subject_position p WHERE {_POSITION} FOR NO KEY UPDATE",
 )
 
 
@@ -140,7 +156,7 @@ FINISH = Statement(
         )
     }
     ), moved AS (
-        UPDATE inbox.subject_position p SET last = greatest(p.last, f.sequence)
+        UPDATE inbox.subject_position p SET last = greatest(p.last, f.sequence), gap_since = NULL
           FROM finished f
          WHERE %(sequenced)s AND p.tenant = f.tenant AND p.source = f.source AND p.subject = f.subject
     )

@@ -34,8 +34,9 @@ Params = Mapping[str, Any]
 OURS = "inbox.transaction"
 GRACE = 1.0  # seconds in which a statement past its limit may end by itself
 
-# SQLSTATE classes that say “Postgres is not there, or not now”: connection, resources, shutting down, time-outs.
-AWAY = ("08", "53", "57", "58")
+# SQLSTATE classes that say “Postgres is not there, or not now”: connection, a transaction that it rolled back for
+# another's sake, resources, shutting down, time-outs.
+AWAY = ("08", "40", "53", "57", "58")
 LOCK_TIMEOUT = "55P03"
 CHECK_VIOLATION = "23514"
 TRANSACTION_TIMEOUT_SINCE = 170000

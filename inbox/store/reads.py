@@ -9,7 +9,11 @@ from inbox.store.engine import Statement
 
 @dataclass(frozen=True)
 class Record:
-    """The record as its producer and operators read it (never the payload)."""
+    """The record as its producer and operators read it (never the payload).
+
+    ``behind_id`` and ``behind_edition`` name the message that holds it, one of the same source. ``last`` is the number
+    applied last of its subject, where order is by sequence.
+    """
 
     id: int
     generation: int
@@ -36,6 +40,10 @@ class Record:
     received_at: datetime
     updated_at: datetime
     closed_at: datetime | None
+    sequence: int | None
+    last: int | None
+    behind_id: str | None
+    behind_edition: int | None
 
 
 # The newest edition unless one is named.
@@ -43,13 +51,16 @@ READ_RECORD = Statement(
     "read record",
     Record,
     """
-    SELECT id, generation, tenant, source, message_id, edition, type, status, tries, tries_before, max_tries, last_code,
-           last_reason, next_try_at, held_behind, held_since, parked, duplicates, workflow_id, traceparent, outcome,
-           report_state, received_at, updated_at, closed_at
-      FROM inbox.message
-     WHERE tenant = %(tenant)s AND source = %(source)s AND message_id = %(message_id)s
-       AND (%(edition)s::int IS NULL OR edition = %(edition)s)
-     ORDER BY edition DESC LIMIT 1""",
+    SELECT m.id, m.generation, m.tenant, m.source, m.message_id, m.edition, m.type, m.status, m.tries, m.tries_before,
+           m.max_tries, m.last_code, m.last_reason, m.next_try_at, m.held_behind, m.held_since, m.parked, m.duplicates,
+           m.workflow_id, m.traceparent, m.outcome, m.report_state, m.received_at, m.updated_at, m.closed_at,
+           m.sequence, p.last, b.message_id AS behind_id, b.edition AS behind_edition
+      FROM inbox.message m
+      LEFT JOIN inbox.subject_position p USING (tenant, source, subject)
+      LEFT JOIN inbox.message b ON b.id = m.held_behind
+     WHERE m.tenant = %(tenant)s AND m.source = %(source)s AND m.message_id = %(message_id)s
+       AND (%(edition)s::int IS NULL OR m.edition = %(edition)s)
+     ORDER BY m.edition DESC LIMIT 1""",
 )
 
 
@@ -65,6 +76,26 @@ class Waiting:
     oldest: datetime
     oldest_seconds: float
 
+
+@dataclass(frozen=True)
+class Count:
+    """How many, up to a limit."""
+
+    rows: int
+
+
+# How many open messages of a subject come after one, up to a thousand: for operators.
+COUNT_BEHIND = Statement(
+    "count behind",
+    Count,
+    """
+    SELECT count(*) AS rows
+      FROM (SELECT FROM inbox.message m JOIN inbox.message b
+                ON b.tenant = m.tenant AND b.source = m.source AND b.subject = m.subject
+             WHERE m.id = %(id)s AND b.closed_at IS NULL
+               AND CASE WHEN %(sequenced)s THEN b.sequence > m.sequence ELSE b.id > m.id END
+             LIMIT %(most)s) found""",
+)
 
 # What is open, held, parked or owed now; reads the partial indexes of open rows alone, never a closed one.
 READ_BACKLOG = Statement(

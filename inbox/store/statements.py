@@ -60,7 +60,8 @@ class Accepted:
 
 # One row however many deliveries race; no row returned means the ID was used for other content, row untouched; or, of
 # a source whose redeliveries can be wishes (``resend``), that it was used at all: REDELIVER decides. The first row of a
-# subject makes its place; where order is by sequence, its number is where the subject starts.
+# subject makes its place; where order is by sequence, its number is where the subject starts, unless others wait from
+# a time of no order: then the first decision finds the start.
 ACCEPT = Statement(
     "accept",
     Accepted,
@@ -79,7 +80,12 @@ ACCEPT = Statement(
         SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
     ), place AS (
         INSERT INTO inbox.subject_position (tenant, source, subject, last)
-        SELECT %(tenant)s, %(source)s, %(subject)s, %(position)s::bigint FROM put
+        SELECT %(tenant)s, %(source)s, %(subject)s,
+               CASE WHEN %(position)s::bigint IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM inbox.message o
+                     WHERE o.tenant = %(tenant)s AND o.source = %(source)s AND o.subject = %(subject)s
+                       AND o.sequence IS NOT NULL AND (o.closed_at IS NULL OR o.parked)) THEN %(position)s::bigint END
+          FROM put
          WHERE created AND %(ordered)s AND %(subject)s::text IS NOT NULL
         ON CONFLICT DO NOTHING
     )
@@ -120,10 +126,11 @@ class Claimed:
 # Claim and load: an open row becomes PROCESSING and one try is spent, in one conditional UPDATE. No row returned: it
 # is closed. Every other answer changes nothing: EXHAUSTED, its tries are used; HELD, order forbids it; OVERTAKEN, it
 # was redriven, and this try belongs to the generation before; SUPERSEDED, a later attempt of Temporal's holds it, so
-# this one is a zombie. A row found PROCESSING by a later attempt lost its last try: that try's line is written in the
-# same statement. The attempt that holds the row is known by run, activity and attempt, and by when it began: an
-# operator can reset the attempts, and clocks can be set back, but hardly both at once. Of two runs the numbers say
-# nothing: one that began earlier waits until the holder's try must have ended (``longest``, in seconds).
+# this one is a zombie, or the row's last try began while its source had no order, and another of the subject is at
+# work. A row found PROCESSING by a later attempt lost its last try: that try's line is written in the same statement.
+# The attempt that holds the row is known by run, activity and attempt, and by when it began: an operator can reset the
+# attempts, and clocks can be set back, but hardly both at once. Of two runs the numbers say nothing: one that began
+# earlier waits until the holder's try must have ended (``longest``, in seconds).
 CLAIM = Statement(
     "claim",
     Claimed,
@@ -138,8 +145,12 @@ CLAIM = Statement(
                        THEN 'SUPERSEDED'
                        WHEN tries - tries_before >= %(max_tries)s THEN 'EXHAUSTED'
                        WHEN %(ordered)s AND held_since IS NOT NULL AND status <> 'PROCESSING' THEN 'HELD'
+                       WHEN %(ordered)s AND status = 'PROCESSING' AND EXISTS (
+                            SELECT FROM inbox.subject_position p JOIN inbox.message x ON x.id = p.processing
+                             WHERE p.tenant = m.tenant AND p.source = m.source AND p.subject = m.subject
+                               AND x.id <> m.id AND x.status = 'PROCESSING') THEN 'SUPERSEDED'
                        ELSE 'CLAIMED' END AS answer
-          FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
+          FROM inbox.message m WHERE id = %(id)s AND closed_at IS NULL FOR UPDATE
     ), lost AS (
         INSERT INTO inbox.attempt (message, number, generation, began_at, ended_at, code, reason, worker, run_id,
                                    trace_id)
@@ -193,9 +204,12 @@ class Standing:
 
     status: str
     last_code: str | None
+    parked: bool
 
 
-READ_STANDING = Statement("read standing", Standing, "SELECT status, last_code FROM inbox.message WHERE id = %(id)s")
+READ_STANDING = Statement(
+    "read standing", Standing, "SELECT status, last_code, parked FROM inbox.message WHERE id = %(id)s"
+)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from inbox.burial import NotDead, NotHeld, NotOpen, bury, discard, redrive, release
-from inbox.errors import ContentConflict, StaleTry
+from inbox.errors import ContentConflict, Malformed, StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
+from inbox.order import adopt, resume
 from inbox.references import BuryInput, RegisterInput
 from inbox.settings import Settings, Sources
 from inbox.states import OBSOLETE
@@ -48,6 +49,7 @@ TRIES = 3
 GAP = 600
 SOON, GAPS, AGAIN = 31, 700, 1000  # past a lease, past a gap's time, past dispatch's long wait
 SUBJECTS = ("s", "t")
+ORDERS = ["arrival", "sequence", "none"]
 ANY = st.integers(0, 9999)
 OPEN = ("RECEIVED", "PROCESSING", "FAILED")
 WAITING = ("RECEIVED", "FAILED")
@@ -63,6 +65,7 @@ ELAPSE = """
     UPDATE inbox.message SET due_at = due_at - %(t)s, held_since = held_since - %(t)s, updated_at = updated_at - %(t)s,
            next_try_at = next_try_at - %(t)s, dispatched_at = dispatched_at - %(t)s
      WHERE source = %(source)s AND closed_at IS NULL"""
+ELAPSE_PLACES = "UPDATE inbox.subject_position SET gap_since = gap_since - %(t)s WHERE source = %(source)s"
 # What a life that failed left behind is nobody's any more.
 FORGET = "DELETE FROM inbox.message WHERE closed_at IS NULL OR parked"
 
@@ -94,6 +97,8 @@ class Row:
     lines: int = 0
     duplicates: int = 0
     hold: Hold | None = None
+    since: float = 0  # received, redriven or failed
+    era: int = 0  # the order under which it was claimed last
     attempt: int = 0
     began: datetime = FIRST
 
@@ -112,6 +117,7 @@ class Place:
 
     processing: int | None = None
     last: int | None = None
+    gap: float | None = None  # since when it stands before one
     applied: list[Row] = field(default_factory=list)
 
 
@@ -124,29 +130,42 @@ class Model:
         self.rows: dict[int, Row] = {}
         self.places: dict[str, Place] = {}
         self.clock = 0.0
+        self.era = 0
         self.unsure: set[int] = set()  # of two with one number either may have been released
 
     def ordered(self, row: Row) -> bool:
         return self.order != "none" and row.subject is not None
 
     def place(self, row: Row) -> Place:
-        return self.places[row.subject or ""]
+        return self.places.setdefault(row.subject or "", Place())
+
+    def at_work(self, row: Row) -> int | None:
+        """Return the row whose try has the subject; what ended without order left its name behind."""
+        processing = self.place(row).processing
+        return processing if processing and self.rows[processing].status == "PROCESSING" else None
 
     def beside(self, row: Row) -> list[Row]:
         return [other for other in self.rows.values() if other.subject == row.subject and other is not row]
 
-    def rank(self, row: Row) -> int:
-        return (row.number or 0) if self.order == "sequence" else row.id
+    def rank(self, row: Row) -> tuple[bool, int]:
+        """Return its turn; by sequence rows without a number come last."""
+        numbered = self.order == "sequence" and row.number is not None
+        return (self.order == "sequence" and not numbered, row.number or 0 if numbered else row.id)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, *, known: bool) -> None:
+        """Add an accepted row; ``known`` subjects have a place already."""
+        others = [o.number for o in self.beside(row) if o.holds and o.number is not None]
         self.rows[row.id] = row
-        if self.ordered(row):
-            self.places.setdefault(row.subject or "", Place(last=None if row.number is None else row.number - 1))
+        row.since = self.clock
+        if self.order == "sequence" and not known and not others:
+            self.place(row).last = (row.number or 0) - 1
 
     def before(self, row: Row) -> frozenset[int]:
         """Return the nearest rows before this one, open or parked, that it waits for."""
-        floor = -1 if self.order == "arrival" else self.place(row).last or 0
-        lower = [o for o in self.beside(row) if o.holds and floor < self.rank(o) < self.rank(row)]
+        lower = [o for o in self.beside(row) if o.holds and self.rank(o) < self.rank(row)]
+        if self.order == "sequence":
+            floor = self.place(row).last or 0
+            lower = [o for o in lower if row.number is not None and o.number is not None and o.number > floor]
         nearest = max(map(self.rank, lower), default=None)
         return frozenset(o.id for o in lower if self.rank(o) == nearest)
 
@@ -158,37 +177,59 @@ class Model:
         known = {o.number for o in self.beside(row)}
         return next((n for n in range(last + 1, number) if n not in known), None)
 
+    def begin(self, row: Row) -> None:
+        """Find the start of a subject that was known before its source's order was by sequence."""
+        place = self.place(row)
+        if place.last is None:
+            numbers = [o.number for o in [row, *self.beside(row)] if o.holds and o.number is not None]
+            place.last = min(numbers) - 1 if numbers else None
+
     def decide(self, row: Row) -> str | None:
         if not self.ordered(row) or row.status not in WAITING:
             return None
-        processing = self.place(row).processing
+        place = self.place(row)
+        if self.order == "sequence":
+            self.begin(row)
         behind = self.before(row)
         missing = None if behind else self.missing(row)
-        if not behind and processing not in (None, row.id):
-            behind = frozenset({processing or 0})
-        since = row.hold.since if row.hold else self.clock
-        if not behind and missing is not None and row.hold and since + GAP <= self.clock:
-            return "GAP"
-        row.hold = Hold(behind, since) if behind or missing is not None else None
-        return "HELD" if row.hold else "FREE"
+        if missing is not None:  # one that was applied in another order is not waited for, nor any below it
+            passed = [o.number for o in self.beside(row) if o.status == "COMPLETED" and o.number is not None]
+            place.last = max([place.last or 0, *(n for n in passed if missing < n < (row.number or 0))])
+            missing = self.missing(row)
+        at_work = self.at_work(row)
+        if not behind and at_work not in (None, row.id):
+            behind = frozenset({at_work or 0})
+        if behind:
+            row.hold = Hold(behind, row.hold.since if row.hold else self.clock)
+            return "HELD"
+        if missing is not None:
+            place.gap = self.clock if place.gap is None else place.gap
+            row.hold = Hold(behind, max(row.since, place.gap))
+            return "GAP" if row.hold.since + GAP <= self.clock else "HELD"
+        row.hold = None
+        if self.order == "sequence" and not self.passed(row):
+            place.gap = None
+        return "FREE"
 
     def claim(self, row: Row, asked: int, *, zombie: bool) -> str | None:
         decision = self.decide(row)
         if not row.open:
             return None
-        if row.generation != asked:
-            return "OVERTAKEN"
-        if zombie:
-            return "SUPERSEDED"
+        if row.generation != asked or zombie:
+            return "OVERTAKEN" if row.generation != asked else "SUPERSEDED"
         lost = row.status == "PROCESSING"
         if row.tries - row.before >= TRIES:
             row.lines += lost
             return "EXHAUSTED"
         if decision in ("HELD", "GAP"):
             return "HELD"
+        if lost and self.ordered(row) and self.at_work(row) not in (None, row.id):
+            return "SUPERSEDED"
         row.lines += lost
+        row.hold = None
+        row.era = self.era
         if self.ordered(row):
-            assert self.place(row).processing in (None, row.id)
+            assert self.at_work(row) in (None, row.id)
             assert lost or (not self.before(row) and self.missing(row) is None)
             self.place(row).processing = row.id
         row.status, row.tries = "PROCESSING", row.tries + 1
@@ -204,8 +245,8 @@ class Model:
         place = self.place(row)
         if place.processing == row.id:
             place.processing = None
-            if row.status == "COMPLETED" and place.last is not None and row.number is not None:
-                place.last = max(place.last, row.number)
+            if row.status == "COMPLETED" and self.order == "sequence" and row.number is not None:
+                place.last = row.number if place.last is None else max(place.last, row.number)
         waiting = [o for o in [row, *self.beside(row)] if o.open]
         least = min(map(self.rank, waiting), default=None)
         first = [o for o in waiting if self.rank(o) == least]
@@ -224,8 +265,30 @@ class Model:
             self.die(row, code, park=park)
         elif row.parked and not park:
             row.parked, row.code = False, code
+            self.place(row).gap = None
+
+    def resume(self, held_behind: dict[int, int | None]) -> None:
+        """Let go what this order would not hold behind the row that holds it."""
+        for row in self.rows.values():
+            if not row.open or not row.hold:
+                continue
+            other = self.rows.get(held_behind[row.id] or 0)
+            if other is None:
+                right = self.order == "sequence"
+            else:
+                numbered = self.order == "arrival" or None not in (row.number, other.number)
+                before = numbered and self.rank(other) < self.rank(row)
+                right = self.order != "none" and (other.status == "PROCESSING" or (other.holds and before))
+            if not right:
+                row.hold = None
+
+    def adopt(self) -> None:
+        for row in sorted(self.rows.values(), key=lambda o: o.id):
+            if self.ordered(row) and row.status == "PROCESSING" and self.at_work(row) is None:
+                self.place(row).processing = row.id
 
     def redrive(self, row: Row) -> None:
+        row.since = self.clock
         row.status, row.parked, row.hold = "RECEIVED", False, None
         row.generation, row.before = row.generation + 1, row.tries
 
@@ -254,15 +317,22 @@ class Machine(RuleBasedStateMachine):
         self.names = 0
         self.late: tuple[psycopg.Connection[Any], Row] | None = None
         self.began = FIRST
+        self.changes = False
 
     def run(self, job: Coroutine[Any, Any, Any]) -> Any:
         return self.world.runner.run(job)
 
-    @initialize(order=st.sampled_from(["arrival", "sequence", "none"]), parks=st.booleans())
-    def begin(self, order: str, parks: bool) -> None:
+    @initialize(order=st.sampled_from(ORDERS), parks=st.booleans(), changes=st.booleans())
+    def begin(self, order: str, parks: bool, changes: bool) -> None:
+        self.changes = changes  # half of the lives change their order now and then
         self.world.lives += 1
         self.world.sql.execute(FORGET)
         self.source = f"{order}{self.world.lives}"
+        self.environment = ActivityEnvironment()
+        self.model = Model(order, parks=parks)
+        self.configure(order, parks=parks)
+
+    def configure(self, order: str, *, parks: bool) -> None:
         declared = {
             "types": ["t"],
             "order": order,
@@ -273,11 +343,25 @@ class Machine(RuleBasedStateMachine):
         sources = Sources.model_validate({"sources": {self.source: declared}})
         self.settings = Settings(DATABASE_URL=self.world.url).model_copy(update={"declared": sources})
         self.its: Any = self.settings.source(self.source)
-        self.model = Model(order, parks=self.its.parks)
+        self.model.order, self.model.parks = order, self.its.parks
         self.acceptor = Acceptor(self.world.database, self.settings, lambda: None)
         self.dispatcher = Noting(self.world.database, self.settings)
         self.tries = Tries(self.world.database, {}, self.settings, "w", lambda: None)
-        self.environment = ActivityEnvironment()
+
+    @precondition(lambda self: self.late is None and self.changes and self.model.rows)
+    @rule(order=st.sampled_from(ORDERS), parks=st.booleans(), now=st.integers(0, 2))
+    def restart_with_another_order(self, order: str, parks: bool, now: int) -> None:
+        if now:
+            return
+        self.configure(order, parks=parks)
+        self.model.era += 1
+        for place in self.model.places.values():
+            place.applied.clear()
+        held_behind = {row["id"]: row["held_behind"] for row in self.rows()}
+        self.run(adopt(self.world.database, self.settings))
+        self.run(resume(self.world.database, self.settings))
+        self.model.adopt()
+        self.model.resume(held_behind)
 
     # Intake
 
@@ -293,10 +377,11 @@ class Machine(RuleBasedStateMachine):
     @rule(subject=ANY, number=st.none() | st.integers(3, 9))
     def accept(self, subject: int, number: int | None) -> None:
         row = self.new(subject, number)
+        known = row.subject in self.known()
         found = self.run(self.acceptor.accept(self.incoming(row.name, row.subject, row.number, row.content)))
         assert found.created
         row.id = found.id
-        self.model.add(row)
+        self.model.add(row, known=known)
 
     @rule(subject=ANY)
     def accept_next(self, subject: int) -> None:
@@ -309,6 +394,10 @@ class Machine(RuleBasedStateMachine):
     def deliver_again(self, which: int, same: bool) -> None:
         row = self.pick(which)
         incoming = self.incoming(row.name, row.subject, row.number, row.content + (0 if same else 1))
+        if self.model.order == "sequence" and (row.subject is None or row.number is None):
+            with pytest.raises(Malformed):
+                self.run(self.acceptor.accept(incoming))
+            return
         if not same:
             with pytest.raises(ContentConflict):
                 self.run(self.acceptor.accept(incoming))
@@ -317,12 +406,17 @@ class Machine(RuleBasedStateMachine):
         assert (found.created, found.id, found.status) == (False, row.id, row.status)
         row.duplicates += 1
 
-    @precondition(lambda self: self.late is None and self.model.places)
+    def known(self) -> list[str]:
+        """Return the subjects that have a place."""
+        places = self.world.sql.execute(PLACES, (self.source,)).fetchall()
+        return sorted(row["subject"] for row in places)
+
+    @precondition(lambda self: self.late is None and self.model.rows and self.known())
     @rule(which=ANY, number=st.integers(3, 9))
     def begin_late(self, which: int, number: int) -> None:
         """A delivery takes its ID now, and becomes visible later."""
         row = self.new(0, number)
-        row.subject = sorted(self.model.places)[which % len(self.model.places)]
+        row.subject = self.known()[which % len(self.known())]
         incoming = self.incoming(row.name, row.subject, row.number, row.content)
         connection = psycopg.connect(self.world.url, row_factory=dict_row)
         found = connection.execute(ACCEPT.sql, self.acceptor._row(incoming, self.its)).fetchone()
@@ -338,7 +432,7 @@ class Machine(RuleBasedStateMachine):
         connection, row = self.late
         connection.commit()
         connection.close()
-        self.model.add(row)
+        self.model.add(row, known=True)
         self.late = None
 
     # Dispatch
@@ -363,7 +457,8 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([SOON, SOON, GAPS, AGAIN]))
     def elapse(self, seconds: int) -> None:
         self.model.clock += seconds
-        self.world.sql.execute(ELAPSE, {"t": timedelta(seconds=seconds), "source": self.source})
+        for statement in (ELAPSE, ELAPSE_PLACES):
+            self.world.sql.execute(statement, {"t": timedelta(seconds=seconds), "source": self.source})
 
     # Tries
 
@@ -411,7 +506,8 @@ class Machine(RuleBasedStateMachine):
             assert claimed.body == b"{}"
             self.claims.append(claimed)
             return
-        self.live.discard(row.id)
+        if answer != "SUPERSEDED":
+            self.live.discard(row.id)
         if answer == "EXHAUSTED":
             with pytest.raises(ApplicationError):
                 self.run(self.environment.run(self.tries._exhausted, claimed, self.its))
@@ -419,7 +515,7 @@ class Machine(RuleBasedStateMachine):
             self.model.release(row)
         elif answer == "HELD":
             self.run(self.environment.run(self.tries._held, claimed, work, self.its))
-            if self.model.decide(row) == "GAP":
+            if self.model.order == "sequence" and self.model.decide(row) == "GAP":
                 self.model.bury(row, "SEQUENCE_GAP", park=True)
                 self.model.release(row)
 
@@ -463,9 +559,10 @@ class Machine(RuleBasedStateMachine):
         self.run(self.tries._bundle(claimed, self.its, nothing_written, result))
         if self.model.ordered(row) and not claimed.obsolete:
             place = self.model.place(row)
-            if self.model.order == "sequence":
-                assert all((o.number or 0) < (row.number or 0) for o in place.applied)
-            place.applied.append(row)
+            if row.number is not None and row.era == self.model.era:  # not begun in another order
+                if self.model.order == "sequence":
+                    assert all((o.number or 0) < row.number for o in place.applied)
+                place.applied.append(row)
         row.status, row.obsolete = "COMPLETED", claimed.obsolete
         self.model.release(row)
         self.live.discard(row.id)
@@ -477,7 +574,7 @@ class Machine(RuleBasedStateMachine):
             self.run(self.environment.run(self.tries._fail, claimed, verdict, self.its))
         if row:
             row.lines += 1
-            row.status, row.code = "FAILED", verdict.code
+            row.status, row.code, row.since = "FAILED", verdict.code, self.model.clock
             if final or row.tries - row.before >= TRIES:
                 self.model.die(row, verdict.code, park=True)
                 self.live.discard(row.id)
@@ -547,6 +644,7 @@ class Machine(RuleBasedStateMachine):
         if row.parked:
             self.run(job)
             row.parked = False
+            self.model.place(row).gap = None
             self.model.release(row)
             return
         gap = self.model.order == "sequence" and row.status != "COMPLETED"
@@ -622,12 +720,15 @@ class Machine(RuleBasedStateMachine):
             return
         places = {row["subject"]: row for row in self.world.sql.execute(PLACES, (self.source,))}
         for subject, place in self.model.places.items():
-            real = places[subject]
+            real = places.get(subject, {"processing": None, "last": None, "gap_since": None})
             assert real["processing"] == place.processing
-            if self.model.order == "sequence":
-                assert real["last"] == place.last
-            working = [o.id for o in self.model.rows.values() if o.subject == subject and o.status == "PROCESSING"]
-            assert working == [place.processing] * (place.processing is not None)
+            assert real["last"] == place.last
+            assert (real["gap_since"] is None) == (place.gap is None)
+            working = [o for o in self.model.rows.values() if o.subject == subject and o.status == "PROCESSING"]
+            here = [o.id for o in working if o.era == self.model.era]
+            if subject and self.model.order != "none":  # what began in another order ends beside it
+                assert here in ([], [place.processing])
+                assert len(working) <= 1 or len({o.era for o in working}) > 1 or not here
 
     # The end: with nobody's help all is done, but what is parked; and that when it is let go
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -10,10 +11,17 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio.api.sdk.v1 import WorkflowMetadata
 
-from inbox.burial import NotHeld, discard, redrive, release
+from activities.register import RegisterActivity
+from inbox.burial import NotHeld, discard, passed, redrive, release
 from inbox.handler import BusinessError, Message, Outcome
 from inbox.message import Key
+from inbox.references import RegisterResult
+from inbox.store.engine import one
+from inbox.store.statements import REDRIVE
+from tests.integration.test_roles import command
+from tests.support.processes import environment
 from tests.support.stack import TOKENS, Stack, event
 from tests.support.waiting import eventually
 
@@ -385,3 +393,180 @@ async def test_a_sequence_says_nothing_where_order_is_by_arrival(stack: Stack, r
         await send(stack, message_id, sequence=number)
     await stack.closed("c")
     assert await applied(stack) == ["a", "b", "c"]
+
+
+# Gaps: whose time it is
+
+
+async def test_the_time_behind_another_message_is_no_time_of_a_gap(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, order="sequence", gap_timeout=3600)
+    gate = recorder.gate("one")
+    await stack.start({"report.count": recorder})
+    await send(stack, "one", sequence=1)
+    await eventually(lambda: stack.row("one"), lambda row: row["status"] == "PROCESSING")
+    await send(stack, "three", sequence=3)
+    await eventually(lambda: stack.row("three"), lambda row: row["held_behind"] is not None)
+    await age(stack, 7200)  # as if it had waited behind number 1 for two hours
+    gate.set()
+    row = await eventually(
+        lambda: stack.row("three"), lambda found: found["closed_at"] or (found["held_since"] and found["due_at"])
+    )
+    assert (row["status"], row["held_behind"]) == ("RECEIVED", None)
+    assert (row["due_at"] - row["held_since"]).total_seconds() == 3600
+    assert row["held_since"] >= (await stack.row("one"))["closed_at"]
+
+
+async def test_all_that_wait_for_one_number_run_out_of_time_together(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, order="sequence", gap_timeout=3600)
+    await stack.start({"report.count": recorder})
+    await send(stack, "one", sequence=1)
+    await stack.closed("one")
+    for number in range(3, 8):
+        await send(stack, f"m{number}", sequence=number)
+        await eventually(lambda n=number: stack.row(f"m{n}"), lambda row: row["held_since"] is not None)
+    await age(stack, 7200)
+    await send(stack, "m8", sequence=8)  # it came later, and has its own hour
+    stack.dispatcher.nudge()
+    for number in range(3, 8):
+        row = await stack.closed(f"m{number}")
+        assert (row["last_code"], row["last_reason"]) == ("SEQUENCE_GAP", "number 2 is missing")
+    row = await eventually(lambda: stack.row("m8"), lambda found: found["held_since"] and found["due_at"])
+    assert (row["held_behind"], row["held_since"]) == (None, row["updated_at"])
+
+
+async def test_a_number_that_comes_in_the_last_moment_is_in_time(
+    stack: Stack, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is accepted after the claim has found the gap's time over, and before the burial."""
+    await begin(stack, order="sequence", gap_timeout=3600)
+    original = RegisterActivity._held
+
+    async def held(self: RegisterActivity, *given: Any) -> RegisterResult:
+        await send(stack, "two", sequence=2)
+        return await original(self, *given)
+
+    await stack.start({"report.count": recorder})
+    await send(stack, "one", sequence=1)
+    await stack.closed("one")
+    await send(stack, "three", sequence=3)
+    await eventually(lambda: stack.row("three"), lambda row: row["held_since"] is not None)
+    monkeypatch.setattr(RegisterActivity, "_held", held)
+    await age(stack, 7200)
+    stack.dispatcher.nudge()
+    row = await stack.closed("three")
+    assert row["status"] == "COMPLETED"
+    assert await applied(stack) == ["one", "two", "three"]
+
+
+async def age(stack: Stack, seconds: int) -> None:
+    """Let time pass for what waits."""
+    await stack.sql(
+        "UPDATE inbox.message SET held_since = held_since - make_interval(secs => %s),"
+        " updated_at = updated_at - make_interval(secs => %s), due_at = due_at - make_interval(secs => %s)"
+        " WHERE held_since IS NOT NULL",
+        *[seconds] * 3,
+    )
+    await stack.sql("UPDATE inbox.subject_position SET gap_since = gap_since - make_interval(secs => %s)", seconds)
+
+
+async def test_a_release_of_a_dead_one_is_one_transaction_and_says_what_is_not_waited_for(
+    stack: Stack, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await begin(stack, order="sequence", gap_timeout=1)
+    await stack.start({"report.count": recorder})
+    await send(stack, "one", sequence=1)
+    await stack.closed("one")
+    await send(stack, "five", sequence=5)
+    await stack.closed("five")
+
+    class Lost(Exception):
+        pass
+
+    async def lost(connection: Any, statement: Any, params: Any) -> Any:
+        if statement is REDRIVE:
+            raise Lost
+        return await one(connection, statement, params)
+
+    monkeypatch.setattr("inbox.burial.one", lost)
+    with pytest.raises(Lost):
+        await release(stack.database, stack.settings, key("five"))
+    monkeypatch.undo()
+    assert (await stack.sql("SELECT last FROM inbox.subject_position"))[0]["last"] == 1
+    assert str(await release(stack.database, stack.settings, key("five"))) == "released, no longer waited for: 2 to 4"
+    assert (await eventually(lambda: stack.row("five"), lambda row: row["status"] == "COMPLETED"))["generation"] == 2
+
+
+async def test_a_redrive_of_a_number_that_was_passed_is_told_of(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, order="sequence", tries=1)
+    recorder.never |= {"two", "four"}
+    await stack.start({"report.count": recorder})
+    for n, message_id in enumerate(("one", "two", "three", "four"), 1):
+        await send(stack, message_id, sequence=n)
+        await stack.closed(message_id)
+    assert await passed(stack.database, stack.settings, key("two")) == 3
+    assert await passed(stack.database, stack.settings, key("four")) is None
+
+
+async def test_the_record_says_behind_whom_or_which_number_it_waits(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, order="sequence")
+    gate = recorder.gate("a/1")
+    await stack.start({"report.count": recorder})
+    await send(stack, "a/1", sequence=1)
+    await eventually(lambda: stack.row("a/1"), lambda row: row["status"] == "PROCESSING")
+    await send(stack, "b", sequence=2)
+    await send(stack, "d", sequence=4)
+    await eventually(lambda: stack.row("d"), lambda row: row["held_since"] is not None)
+    await eventually(lambda: stack.row("b"), lambda row: row["held_since"] is not None)
+    shown = {name: (await stack.get(f"/messages/p/{name}")).json() for name in ("b", "d")}
+    assert (shown["b"]["heldBehind"], shown["b"]["missingNumber"]) == ("p/a%2F1", None)
+    gate.set()
+    await stack.closed("b")
+    await eventually(lambda: stack.row("d"), lambda row: row["held_since"] and row["due_at"])
+    record = (await stack.get("/messages/p/d")).json()
+    assert (record["heldBehind"], record["missingNumber"]) == (None, 3)
+
+
+# What operators are shown
+
+
+async def test_the_temporal_ui_shows_how_many_wait_behind_a_message(stack: Stack, recorder: Recorder) -> None:
+    await begin(stack, on_dead="park", tries=2, retry_interval=1)
+    await stack.open()
+    for message_id in ("a", "b", "c"):
+        await send(stack, message_id, fail=5)
+    first, second = recorder.gate("a"), asyncio.Event()
+    first.set()
+    async with stack.dispatching(), stack.working({"report.count": recorder}):
+        row = await eventually(lambda: stack.row("a"), lambda found: found["status"] == "FAILED")
+        recorder.gates["a"] = second
+        handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+
+        async def details() -> str:
+            metadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
+            return metadata.current_details
+
+        await eventually(details, lambda text: "**FAILED**" in text and "wait: 2." in text)
+        second.set()
+        await eventually(details, lambda text: "**DEAD**" in text and "wait: 2." in text)
+
+
+async def test_the_command_says_first_that_a_redrive_is_obsolete_and_what_a_release_lets_go(
+    stack: Stack, recorder: Recorder, tmp_path: Path
+) -> None:
+    await begin(stack, order="sequence", tries=1)
+    recorder.never.add("two")
+    await stack.start({"report.count": recorder})
+    for n, message_id in ((1, "one"), (2, "two"), (3, "three"), (6, "six")):
+        await send(stack, message_id, sequence=n)
+    await stack.closed("three")
+    await eventually(lambda: stack.row("six"), lambda row: row["held_since"] and row["due_at"])
+    settings = environment(stack, tmp_path)
+    assert await command(settings, "redrive", "p/two") == (
+        0,
+        """inbox: p/two: number 3 of its subject was applied already, so this will be obsolete, unapplied
+p/two: due again, to be obsolete
+""",
+    )
+    assert await command(settings, "release", "p/six") == (0, "p/six: released, no longer waited for: 4 to 5\n")
+    await eventually(lambda: stack.row("six"), lambda row: row["status"] == "COMPLETED")
+    assert (await eventually(lambda: stack.row("two"), lambda row: row["closed_at"]))["outcome"] == "obsolete"

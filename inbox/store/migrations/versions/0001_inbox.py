@@ -205,6 +205,7 @@ CREATE TABLE inbox.subject_position (
     subject    text NOT NULL,
     processing bigint,
     last       bigint,
+    gap_since  timestamptz,
     PRIMARY KEY (tenant, source, subject)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02)
 """

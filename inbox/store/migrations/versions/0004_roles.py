@@ -45,7 +45,7 @@ GRANT SELECT ON inbox.alembic_version, inbox.message, inbox.report TO {", ".join
 GRANT EXECUTE ON FUNCTION inbox.make_payload_partitions(integer) TO inbox_ingest, inbox_worker;
 
 GRANT INSERT ({ACCEPTED}), UPDATE ({DELIVERED}, {DISPATCHED}, {HELD}) ON inbox.message TO inbox_ingest;
-GRANT SELECT, INSERT, UPDATE (last) ON inbox.subject_position TO inbox_ingest;
+GRANT SELECT, INSERT, UPDATE (last, gap_since) ON inbox.subject_position TO inbox_ingest;
 GRANT INSERT ON inbox.payload TO inbox_ingest;
 GRANT UPDATE ({DISPATCHED}) ON inbox.report TO inbox_ingest;
 
@@ -56,7 +56,7 @@ GRANT SELECT, INSERT, DELETE ON inbox.payload TO inbox_worker;
 GRANT SELECT, INSERT, UPDATE (content_type, key_id, body) ON inbox.payload_kept TO inbox_worker;
 GRANT INSERT ON inbox.attempt TO inbox_worker;
 GRANT INSERT ({OWED}), UPDATE ({DISPATCHED}, {REPORTED}) ON inbox.report TO inbox_worker;
-GRANT SELECT, INSERT, UPDATE (processing, last) ON inbox.subject_position TO inbox_worker;
+GRANT SELECT, INSERT, UPDATE (processing, last, gap_since) ON inbox.subject_position TO inbox_worker;
 GRANT USAGE ON SCHEMA survey, reporting TO inbox_worker;
 GRANT SELECT, INSERT ON survey.recipient, survey.schedule, survey.assignment, survey.task TO inbox_worker;
 GRANT UPDATE (state) ON survey.schedule TO inbox_worker;
@@ -66,7 +66,7 @@ GRANT UPDATE ({OPERATED}) ON inbox.message TO inbox_operator;
 GRANT SELECT, DELETE, UPDATE (key_id, body) ON inbox.payload, inbox.payload_kept TO inbox_operator;
 GRANT INSERT ({OWED}), UPDATE ({SENT_AGAIN}) ON inbox.report TO inbox_operator;
 GRANT INSERT ON inbox.attempt TO inbox_operator; -- the line of a try that a discard cuts off
-GRANT INSERT, UPDATE (processing, last) ON inbox.subject_position TO inbox_operator;
+GRANT INSERT, UPDATE (processing, last, gap_since) ON inbox.subject_position TO inbox_operator;
 
 GRANT SELECT ON inbox.attempt, inbox.subject_position TO inbox_operator, inbox_reader;
 """
