@@ -11,13 +11,17 @@ import sys
 from typing import Any
 
 import activities.register
+import inbox.ingest.direct
 import inbox.shared_cache
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
 from handlers.survey_send import SurveySendHandler
 from inbox.cli import main
 from inbox.dispatch import Dispatcher
+from inbox.ingest.direct import Direct
 from inbox.shared_cache import Patience
+from inbox.store.direct import FINISH
+from inbox.store.engine import Statement
 from inbox.store.statements import COMPLETE
 
 
@@ -77,7 +81,23 @@ def be_patient() -> None:
     inbox.shared_cache.PATIENCE = Patience(limit=10, lock=30, wait=30)
 
 
+def at_commit(module: Any, last: Statement[Any]) -> None:
+    """Die within a bundle's transaction, when all that is left of it is its commit."""
+    original = module.one
+
+    async def one(connection: Any, statement: Any, params: Any) -> Any:
+        result = await original(connection, statement, params)
+        if statement is last:
+            die()
+        return result
+
+    module.one = one
+
+
 POINTS = {
+    "bundle committing": lambda: at_commit(activities.register, COMPLETE),
+    "direct committing": lambda: at_commit(inbox.ingest.direct, FINISH),
+    "direct committed": lambda: after(Direct, "register"),
     "none": lambda: None,
     "accepted": lambda: before(Dispatcher, "nudge"),
     "leased": lambda: before(Dispatcher, "_start_workflow"),

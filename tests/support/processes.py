@@ -96,4 +96,4 @@ async def answering(http: httpx.AsyncClient, url: str = "") -> None:
         except httpx.HTTPError:
             return False
 
-    await eventually(ready)
+    await eventually(ready, limit=90)  # Python and its libraries start slowly on a machine that is full
