@@ -70,12 +70,12 @@ async def process(
         await running.wait()
 
 
-async def died(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+async def died(running: asyncio.subprocess.Process, limit: float = 60) -> None:
     """Wait until a process has killed itself."""
     assert await asyncio.wait_for(running.wait(), limit) == -signal.SIGKILL
 
 
-async def stopped(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+async def stopped(running: asyncio.subprocess.Process, limit: float = 60) -> None:
     """Wait until a process has stopped itself (SIGSTOP)."""
 
     async def state() -> str:

@@ -216,11 +216,11 @@ class Stack:
             message_id,
         )
 
-    async def closed(self, message_id: str, limit: float = 30) -> dict[str, Any]:
+    async def closed(self, message_id: str, limit: float = 60) -> dict[str, Any]:
         """Wait until a message is closed; return its row."""
         return await eventually(lambda: self.row(message_id), lambda row: row["closed_at"] is not None, limit)
 
-    async def reported(self, message_id: str, state: str = "SENT", limit: float = 30) -> dict[str, Any]:
+    async def reported(self, message_id: str, state: str = "SENT", limit: float = 60) -> dict[str, Any]:
         """Wait until a message's latest report has this state; return the row."""
         return await eventually(lambda: self.row(message_id), lambda row: row["report_state"] == state, limit)
 
