@@ -29,8 +29,10 @@ venv:
 run up: venv
 	@exec .venv/bin/python -m deploy.dev $@
 
+# Tests wait more than they compute, so there are more workers than processors; a later -n in ARGS wins.
+# A file is run by one worker, since its tests may share a stack, and files in the order of pyproject.toml.
 test: venv
-	@exec .venv/bin/python -m pytest $(ARGS)
+	@exec .venv/bin/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: venv
 	@.venv/bin/ruff check .

@@ -1,9 +1,10 @@
-"""Real servers for the whole session, and for each test a database of its own and an inbox name of its own."""
+"""Real servers for the whole session, and for each test a database of its own and an inbox name of its own.
+
+Under xdist each worker is a session: it starts servers of its own, when a test first needs them.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from deploy.dev.temporal import Temporal
 from inbox.store.migrate import migrate
 from inbox.temporal import DATA_CONVERTER
 from tests.support.hospital import HospitalServer
+from tests.support.leaving import pytest_sessionfinish, pytest_unconfigure  # noqa: F401  hooks of this session
 from tests.support.stack import Stack
 
 TEMPLATE = "template_inbox"
@@ -31,6 +33,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     server.start()
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {TEMPLATE}")
+        # Databases come and go by the hundred, and nobody pulls its plug: it need not wait for the disk.
+        admin.execute("ALTER SYSTEM SET fsync = off")
+        admin.execute("SELECT pg_reload_conf()")
     migrate(_on(server, TEMPLATE))
     yield server
     server.stop()
@@ -87,24 +92,17 @@ async def stack(name: str, database_url: str, temporal: Client, hospital: Hospit
         yield made
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave at once: a thread of Temporal's client can abort the interpreter's own way out (sdk-python issue 300)."""
-    status = getattr(config, "inbox_exit_status", None)
-    if status is not None and "PYTEST_XDIST_WORKER" not in os.environ:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remember how it ended."""
-    session.config.inbox_exit_status = int(exitstatus)  # type: ignore[attr-defined]
-
-
 ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--record`` writes the histories of tests/replay anew."""
     parser.addoption("--record", action="store_true", help="write the histories of tests/replay anew")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what tests have measured, and do not judge: ``record_property("measured", text)``."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

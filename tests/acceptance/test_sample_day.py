@@ -10,9 +10,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,23 @@ def test_every_stored_message_has_its_bundle_or_its_dead(left: Left) -> None:
     assert set(left.messages) == set(EXPECTED)
     completed = dict.fromkeys(set(EXPECTED) - set(dead), 1)
     assert left.bundles == dict.fromkeys(SURVEY_TABLES, completed)
+
+
+def test_messages_of_one_patient_ended_one_after_the_other_in_the_order_in_which_they_came(
+    left: Left, record_property: Callable[[str, object], None]
+) -> None:
+    patients: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(left.messages.values(), key=lambda row: int(row["id"])):
+        patients.setdefault(row["subject"], []).append(row)
+    for rows in patients.values():
+        ends = [row["closed_at"] for row in rows]
+        assert ends == sorted(set(ends))
+    most = max(patients.values(), key=len)
+    assert len(most) == 7
+    free = [max(row["received_at"], before["closed_at"]) for before, row in pairwise(most)]
+    took = [(row["closed_at"] - since).total_seconds() for since, row in zip(free, most[1:], strict=True)]
+    words = ", ".join(f"{seconds:.2f}" for seconds in took)
+    record_property("measured", f"seconds from when it could go to its end, of the 2nd to 7th of one patient: {words}")
 
 
 def test_every_dead_message_and_every_one_not_sent_was_reported(left: Left) -> None:

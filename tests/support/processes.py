@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import tomlkit
 
+from deploy.dev.ports import choose
 from inbox.settings import token_hash
 from tests.support.stack import TOKENS, Stack
 from tests.support.waiting import eventually
@@ -24,11 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody uses now, and that no outgoing connection of tests beside this one is given."""
+    return choose(["port"])["port"]
 
 
 def environment(stack: Stack, folder: Path, **more: str) -> dict[str, str]:
@@ -73,12 +70,12 @@ async def process(
         await running.wait()
 
 
-async def died(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+async def died(running: asyncio.subprocess.Process, limit: float = 60) -> None:
     """Wait until a process has killed itself."""
     assert await asyncio.wait_for(running.wait(), limit) == -signal.SIGKILL
 
 
-async def stopped(running: asyncio.subprocess.Process, limit: float = 30) -> None:
+async def stopped(running: asyncio.subprocess.Process, limit: float = 60) -> None:
     """Wait until a process has stopped itself (SIGSTOP)."""
 
     async def state() -> str:

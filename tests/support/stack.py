@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
 import httpx
-import psycopg
 from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
 from temporalio.client import Client, WorkflowExecutionStatus
 
 from inbox.dispatch import Dispatcher
@@ -92,6 +92,17 @@ class Stack:
         self.temporal = temporal
         self.hospital = hospital
         self._exit = AsyncExitStack()
+        # A connection costs more than a look, and a test that waits looks often. Checked, since a server may be
+        # restarted in between; nothing is prepared, since a table may be changed.
+        self._looks = AsyncConnectionPool(
+            url,
+            min_size=0,
+            max_size=4,
+            open=False,
+            check=AsyncConnectionPool.check_connection,
+            kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
+        )
+        self._exit.push_async_callback(self._looks.close)
         self.configure()
 
     def configure(self, sections: Mapping[str, Any] | None = None, **hospital_changes: Any) -> None:
@@ -178,7 +189,8 @@ class Stack:
 
     async def sql(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
         """Run a statement of the test's own; rows as dicts, none where it returns none."""
-        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True, row_factory=dict_row) as connection:
+        await self._looks.open()
+        async with self._looks.connection() as connection:
             cursor = await connection.execute(statement, parameters)
             return await cursor.fetchall() if cursor.description else []
 
@@ -208,11 +220,11 @@ class Stack:
             message_id,
         )
 
-    async def closed(self, message_id: str, limit: float = 30) -> dict[str, Any]:
+    async def closed(self, message_id: str, limit: float = 60) -> dict[str, Any]:
         """Wait until a message is closed; return its row."""
         return await eventually(lambda: self.row(message_id), lambda row: row["closed_at"] is not None, limit)
 
-    async def reported(self, message_id: str, state: str = "SENT", limit: float = 30) -> dict[str, Any]:
+    async def reported(self, message_id: str, state: str = "SENT", limit: float = 60) -> dict[str, Any]:
         """Wait until a message's latest report has this state; return the row."""
         return await eventually(lambda: self.row(message_id), lambda row: row["report_state"] == state, limit)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(look: Callable[[], Awaitable[T]], accept: Callable[[T], bool] = bool, limit: float = 30) -> T:
+async def eventually(look: Callable[[], Awaitable[T]], accept: Callable[[T], bool] = bool, limit: float = 60) -> T:
     """Return the first look that is accepted; fails with the last one after ``limit`` seconds."""
     end = time.monotonic() + limit
     while True:
