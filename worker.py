@@ -34,6 +34,7 @@ from inbox.store.engine import Database
 from inbox.store.partitions import keep_partitions
 from inbox.telemetry import configure_tracing
 from inbox.temporal import connect
+from inbox.terminated import Terminations
 from workflows.process_message import ProcessMessage
 from workflows.send_report import SendReport
 
@@ -128,6 +129,7 @@ async def run_worker(settings: Settings) -> None:
                 run_workers(workers),
                 lambda: shut_down(workers),
                 dispatcher.run(),
+                Terminations(database, client, settings, dispatcher.nudge).run(),
                 keep_order(database, settings, dispatcher.nudge),
                 keep_partitions(database),
             )

@@ -31,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
-from inbox.references import PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
+from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
 from inbox.settings import GIVE_UP_AFTER, Settings
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
 from inbox.store.engine import Database
@@ -229,6 +229,7 @@ class Dispatcher:
             # It ran to its end before. Only the row knows whether anything is left to do.
             if await self._database.one(route.queue.still_due, {"id": row.id, "lease": row.lease}) is None:
                 return None
+            limited.warning("ended", "an execution had ended with its row open, and is started again")
             return await self._start_workflow(route, row, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
 
     async def _start_workflow(self, route: Route, row: Leased, reuse: WorkflowIDReusePolicy) -> str | None:
@@ -245,6 +246,7 @@ class Dispatcher:
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             rpc_timeout=self._rpc_timeout,
             static_summary=self._summary(row),
+            memo={MESSAGE_MEMO: row.id} if route.queue is MESSAGES else None,
             search_attributes=TypedSearchAttributes(
                 [SearchAttributePair(SOURCE, row.source), SearchAttributePair(TYPE, row.type)]
             ),

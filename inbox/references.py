@@ -10,6 +10,8 @@ PROCESS_MESSAGE = "ProcessMessage"
 SEND_REPORT = "SendReport"
 WAKE = "wake"
 TRIED = "tried"
+# The memo of an execution that names its row.
+MESSAGE_MEMO = "message"
 # Statuses of a result beside the row's own: the row no longer exists (purged, say); or it was redriven, and the
 # wake that says so is on its way.
 GONE = "GONE"

@@ -19,6 +19,7 @@ HINTS: Mapping[str, str] = {
     OwnCode.PAYLOAD_GONE: "its payload is past retention: the producer must send it again",
     OwnCode.SEQUENCE_GAP: "the number before it did not come in time; let it be sent, then redrive, or release it",
     OwnCode.CANCELLED: "an operator cancelled its execution; a redrive sends it through again",
+    OwnCode.TERMINATED: "an operator terminated its execution; a redrive sends it through again",
     OwnCode.DISCARDED: "an operator discarded it; a redrive sends it through again",
 }
 

@@ -65,6 +65,26 @@ READ_RECORD = Statement(
 
 
 @dataclass(frozen=True)
+class Chain:
+    """The chain of runs that works on an open row: ``run_id`` is its first run's; None before it is known."""
+
+    id: int
+    source: str
+    generation: int
+    workflow_id: str
+    run_id: str | None
+
+
+# Of an open row alone: what ended a closed one is of no interest.
+READ_CHAIN = Statement(
+    "read chain",
+    Chain,
+    """
+    SELECT id, source, generation, workflow_id, run_id FROM inbox.message WHERE id = %(id)s AND closed_at IS NULL""",
+)
+
+
+@dataclass(frozen=True)
 class Waiting:
     """One line of the backlog. ``state`` is a message's status, or a report's state."""
 

@@ -97,6 +97,7 @@ RUN_BY = {
     "read rights": "ingest worker operator reader",
     "read record": "ingest operator reader",
     "read backlog": "ingest operator reader",
+    "read chain": "worker",
     "read standing": "worker operator",
     "lock message": "worker operator",
     "set aside": "worker",
