@@ -21,9 +21,9 @@ from activities.failures import codes_only
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.burial import bury
 from inbox.errors import StaleTry, StoreUnavailable, TransactionEnded, fault_of
-from inbox.handler import Handler, Message, Outcome
+from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.payload import decode
-from inbox.references import GONE, HELD, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
+from inbox.references import GONE, HELD, LONGER, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OwnCode, Status
@@ -41,6 +41,7 @@ from inbox.store.statements import (
     Claimed,
     Ended,
 )
+from inbox.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 # The outcome of a message whose number was passed before it came.
@@ -83,20 +84,28 @@ class RegisterActivity:
             handler = self._handlers.get(work.type)
             if source is None or handler is None:
                 await self._set_aside(work, "settings for its source" if source is None else "handler for its type")
+            timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
+            if _is_too_short(timeouts):
+                return RegisterResult(LONGER, start_to_close=timeouts.start_to_close)
             try:
-                claimed = await self._claim(work, source)
-                match claimed:
-                    case Claimed(answer="CLAIMED"):
-                        return await self._try(claimed, handler, source)
-                    case Claimed(answer="EXHAUSTED"):
-                        return await self._exhausted(claimed, source)
-                    case Claimed(answer="OVERTAKEN"):
-                        return RegisterResult(OVERTAKEN)
-                    case Claimed(answer="HELD"):
-                        return await self._held(claimed, work, source)
-                    case _:  # closed, or a later attempt holds it
-                        return await self._closed(work)
+                return await self._claim_and_try(work, handler, source, timeouts)
             except StaleTry:
+                return await self._closed(work)
+
+    async def _claim_and_try(
+        self, work: RegisterInput, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
+    ) -> RegisterResult:
+        claimed = await self._claim(work, source, timeouts)
+        match claimed:
+            case Claimed(answer="CLAIMED"):
+                return await self._try(claimed, handler, source, timeouts)
+            case Claimed(answer="EXHAUSTED"):
+                return await self._exhausted(claimed, source)
+            case Claimed(answer="OVERTAKEN"):
+                return RegisterResult(OVERTAKEN)
+            case Claimed(answer="HELD"):
+                return await self._held(claimed, work, source)
+            case _:  # closed, or a later attempt holds it
                 return await self._closed(work)
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
@@ -106,7 +115,7 @@ class RegisterActivity:
         delay = min(2.0 ** min(activity.info().attempt, 10), LONGEST_ASIDE) * random.uniform(1.0, 1.1)
         raise ApplicationError("NotServed", type="NotServed", next_retry_delay=timedelta(seconds=delay))
 
-    async def _claim(self, work: RegisterInput, source: SourceSettings) -> Claimed | None:
+    async def _claim(self, work: RegisterInput, source: SourceSettings, timeouts: Timeouts) -> Claimed | None:
         info = activity.info()
         ordered = source.ordered and work.placed
         claim = {
@@ -117,7 +126,7 @@ class RegisterActivity:
             "first_run_id": work.first_run_id,
             "activity": info.activity_id,
             "attempt": info.attempt,
-            "longest": self._settings.declared.timeouts.start_to_close,
+            "longest": timeouts.start_to_close,
             "began_at": info.started_time,
             "asked": work.generation,
             "ordered": ordered,
@@ -129,7 +138,9 @@ class RegisterActivity:
         asked = claim | {"gap": source.gap_timeout}
         return await self._database.locked(CLAIM, asked, before=[LOCK_SUBJECT, DECIDE[source.order]])
 
-    async def _try(self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> RegisterResult:
+    async def _try(
+        self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
+    ) -> RegisterResult:
         try:
             if claimed.obsolete:  # a higher number was applied before it: it is closed without a bundle
                 await self._bundle(claimed, source, _nothing, OBSOLETE)
@@ -137,12 +148,16 @@ class RegisterActivity:
                 message = _message(claimed, handler, source)
                 with span("prepare"):
                     prepared = await handler.prepare(message)
-                await self._bundle(claimed, source, lambda tx: handler.register(tx, message, prepared))
+
+                async def write(tx: AsyncConnection) -> Outcome:
+                    return await handler.register(tx, message, prepared)
+
+                await self._bundle(claimed, source, write, limit=timeouts.transaction)
         except StaleTry:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
             phrase = self._settings.system_phrase(claimed.source)
-            return await self._fail(claimed, judge(error, handler, phrase), source)
+            return await self._fail(claimed, judge(error, handler, phrase, source.codes), source)
         self._nudge()  # for a report that is owed now, or the next of the subject
         return RegisterResult(Status.COMPLETED)
 
@@ -152,13 +167,14 @@ class RegisterActivity:
         source: SourceSettings,
         write: Callable[[AsyncConnection], Awaitable[Outcome]],
         result: str | None = None,
+        limit: float | None = None,
     ) -> None:
         """All business writes and the row's COMPLETED in one transaction, fenced before the first write.
 
-        ``result`` is stored in place of the outcome's own.
+        ``result`` is stored in place of the outcome's own; ``limit`` is in seconds, as the database's own unless given.
         """
         with span("bundle"):
-            async with self._database.transaction() as tx:
+            async with self._database.transaction(limit) as tx:
                 connection = await driver(tx)
                 ordered = source.ordered and claimed.subject is not None
                 if ordered:  # the lock order: subject, message row, handler's rows
@@ -185,7 +201,7 @@ class RegisterActivity:
 
     async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
         """Record the failure in a transaction of its own, and raise what makes Temporal do the rest."""
-        delay = source.retry_interval * random.uniform(1.0, 1.1)
+        delay = source.retry_after(claimed.tries - claimed.tries_before) * random.uniform(1.0, 1.1)
         record = {
             "code": verdict.code,
             "reason": verdict.reason,
@@ -209,8 +225,8 @@ class RegisterActivity:
         number = ended.tries - ended.tries_before
         text = f"try {number} of {ended.max_tries}"
         if ended.status == Status.DEAD:
-            self._raise_dead(text, verdict.code)
-        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay))
+            _raise_dead(text, verdict.code, self._hint(verdict.code, claimed))
+        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code, claimed), delay))
         raise ApplicationError(
             text,
             type=verdict.code,
@@ -251,7 +267,7 @@ class RegisterActivity:
         }
         if await self._end(BURY, burial, source) is None:
             raise StaleTry
-        self._raise_dead("no tries left", code)
+        _raise_dead("no tries left", code, self._hint(code, claimed))
 
     async def _held(self, claimed: Claimed, work: RegisterInput, source: SourceSettings) -> RegisterResult:
         """Leave a held row to what releases it, unless it is held by a gap whose time is over."""
@@ -270,22 +286,29 @@ class RegisterActivity:
         if row is None:
             return RegisterResult(GONE)
         if row.status in CLOSED:
-            return RegisterResult(row.status, row.last_code, self._hint(row.last_code))
+            return RegisterResult(row.status, row.last_code, self._hint(row.last_code, work))
         raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
 
-    def _hint(self, code: str | None) -> str | None:
-        return hint_for(code, self._handlers.values())
+    def _hint(self, code: str | None, message: Claimed | RegisterInput) -> str | None:
+        return hint_for(code, [self._handlers[message.type]], self._settings.codes(message.source))
 
-    def _raise_dead(self, text: str, code: str | None) -> NoReturn:
-        raise ApplicationError(
-            text,
-            Status.DEAD.value,
-            code,
-            self._hint(code),
-            type=code,
-            non_retryable=True,
-            category=ApplicationErrorCategory.BENIGN,
-        ) from None
+
+def _raise_dead(text: str, code: str | None, hint: str | None) -> NoReturn:
+    raise ApplicationError(
+        text,
+        Status.DEAD.value,
+        code,
+        hint,
+        type=code,
+        non_retryable=True,
+        category=ApplicationErrorCategory.BENIGN,
+    ) from None
+
+
+def _is_too_short(timeouts: Timeouts) -> bool:
+    """Tell whether the attempt ends before a try may; what dispatched it need not have the handler."""
+    given = activity.info().start_to_close_timeout
+    return given is not None and given < timedelta(seconds=timeouts.start_to_close)
 
 
 async def _nothing(_: AsyncConnection) -> Outcome:

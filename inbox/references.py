@@ -14,6 +14,8 @@ TRIED = "tried"
 # wake that says so is on its way.
 GONE = "GONE"
 OVERTAKEN = "OVERTAKEN"
+# The handler needs a longer start-to-close than the attempt has: it is scheduled anew with that, and no try was spent.
+LONGER = "LONGER"
 # Order holds it; what stands before it makes it due when it ends, and dispatch wakes the workflow.
 HELD = "HELD"
 
@@ -72,11 +74,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class RegisterResult:
-    """The row as a try left it: its status, and the code where it is DEAD."""
+    """The row as a try left it: its status, and the code where it is DEAD.
+
+    With LONGER, ``start_to_close`` is what the handler asks for, in seconds.
+    """
 
     status: str
     code: str | None = None
     hint: str | None = None
+    start_to_close: float | None = None
 
 
 @dataclass(frozen=True)
