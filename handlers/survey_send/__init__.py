@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Table, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from handlers.survey_send import tables
+from handlers.survey_send import audit, tables
 from handlers.survey_send.cache import LookupCache
 from handlers.survey_send.clients import Form, Hospital, SurveySendSettings
 from handlers.survey_send.payload import SurveySend, send_time
-from inbox.handler import Message, Notice, Outcome, Report, ReportKind
+from inbox.handler import AuditCounts, Message, Notice, Outcome, Report, ReportKind
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ class SurveySendHandler:
         await _insert(tx, tables.task, message, assignment=assignment, schedule=schedule)
         notice = Notice(ReportKind.NOT_SENT, "the time to send was past at receipt") if late else None
         return Outcome({"sent": not late, "surveyNo": prepared.form.survey_no}, notice)
+
+    async def audit(self, tx: AsyncConnection, since: datetime) -> AuditCounts:
+        """Compare the bundles with the messages that are COMPLETED."""
+        return await audit.count(tx, self.type, since)
 
 
 async def _insert(tx: AsyncConnection, table: Table, message: Message[SurveySend], **values: object) -> int:
