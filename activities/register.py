@@ -17,11 +17,12 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
-from activities.failures import codes_only
+from activities.failures import codes_only, place_of
 from activities.verdict import InvalidPayload, PayloadGone, Verdict, hint_for, judge
 from inbox.burial import bury
-from inbox.errors import StaleTry, StoreUnavailable, TransactionEnded, fault_of
+from inbox.errors import InboxError, StaleTry, StoreUnavailable, TransactionEnded, fault_of
 from inbox.handler import Handler, Message, Outcome, timeout_of
+from inbox.logs import LimitedLog
 from inbox.payload import decode
 from inbox.references import GONE, HELD, LONGER, OVERTAKEN, TRIED, BuryInput, RegisterInput, RegisterResult, Tried
 from inbox.settings import Settings, SourceSettings
@@ -44,6 +45,7 @@ from inbox.store.statements import (
 from inbox.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
+limited = LimitedLog(log)
 # The outcome of a message whose number was passed before it came.
 OBSOLETE = "obsolete"
 HEARTBEATS = 5  # in one heartbeat time-out
@@ -157,6 +159,9 @@ class RegisterActivity:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
             phrase = self._settings.system_phrase(claimed.source)
+            if not isinstance(error, InboxError):
+                place = place_of(error, type(handler).__module__.partition(".")[0])
+                limited.warning(place, "a try of %s failed: %s at %s", claimed.type, fault_of(error), place)
             return await self._fail(claimed, judge(error, handler, phrase, source.codes), source)
         self._nudge()  # for a report that is owed now, or the next of the subject
         return RegisterResult(Status.COMPLETED)

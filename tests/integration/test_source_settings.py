@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from temporalio.client import Client
 
+from handlers.report_counter import Count, ReportCounter
+from inbox.handler import Message
 from tests.support.stack import Stack, event, survey
 from tests.support.waiting import eventually
 
@@ -77,3 +80,20 @@ async def test_the_waits_between_tries_grow_to_the_cap(stack: Stack) -> None:
     assert len(waits) == 3
     for wait, least in zip(waits, (0.1, 0.3, 0.5), strict=True):
         assert least <= wait <= least * 1.1 + 1e-9
+
+
+async def test_the_log_says_where_in_a_handler_an_error_was_raised_and_not_its_text(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ReportCounter):
+        async def prepare(self, message: Message[Count]) -> None:
+            raise KeyError(f"PLANTED {message.payload.counter}")
+
+    line = Broken.prepare.__code__.co_firstlineno + 1
+    bulk = {"types": ["report.count"], "tokens": stack.tokens("hospital"), "tries": 1}
+    stack.configure({"sources": {"p": bulk}, "legacy": None})
+    await stack.start({"report.count": Broken()})
+    await stack.post(event({"counter": "PLANTED"}, source="p", type="report.count", id="1"))
+    assert (await stack.closed("1"))["last_reason"] == "KeyError"
+    assert f"a try of report.count failed: KeyError at {__file__}, line {line}" in caplog.text
+    assert "PLANTED" not in caplog.text
