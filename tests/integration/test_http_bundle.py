@@ -18,6 +18,7 @@ from tests.support.stack import Stack, event
 from tests.support.upstream import Upstream, answer, drip, hang
 
 SECRET = "PLANTED-token"
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 OWN = "handlers.http_bundle:HttpBundle"
 
 
@@ -54,7 +55,9 @@ async def test_a_bundle_is_posted_with_key_token_and_trace_and_its_answer_is_the
 ) -> None:
     stack.configure(sections(stack, service.url))
     await stack.start()
-    await send(stack, "O/1 ~ü")
+    data = {"order": "O/1 ~ü", "환자": "홍길동"}
+    sent = event(data, source="shop", id="O/1 ~ü", type="order.placed", traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+    assert (await stack.post(sent)).status_code == 202
     row = await stack.closed("O/1 ~ü")
     assert row["status"] == "COMPLETED"
     assert row["outcome"] == {"status": 201, "location": "/bundles/1", "result": {"number": 1}}
@@ -64,6 +67,7 @@ async def test_a_bundle_is_posted_with_key_token_and_trace_and_its_answer_is_the
     assert call["headers"]["authorization"] == f"Bearer {SECRET}"
     assert call["headers"]["x-tenant"] == "clinic"
     assert call["headers"]["content-type"] == "application/json"
+    assert call["headers"]["traceparent"].startswith(f"00-{TRACE}-")
 
 
 async def test_a_service_killed_between_its_commit_and_its_answer_applies_once(stack: Stack, service: Bundles) -> None:
