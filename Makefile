@@ -14,6 +14,7 @@ help:
 	@echo 'make run    the local stack with the sample day; stays up until Ctrl-C'
 	@echo '            ONCE=1 ends after the table, SUMMARY=path writes it as JSON'
 	@echo 'make up     the same stack without the sample; READY=path tells when all answers'
+	@echo '            MORE=path adds sources and handlers of your own (TOML), for run too'
 	@echo 'make test   the whole test suite; ARGS= is given to pytest'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make clean  removes .venv, caches and .data'

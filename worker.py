@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ from activities.register import RegisterActivity
 from activities.report import ReportActivities
 from inbox.checks import wait_for_search_attributes, wait_for_store
 from inbox.dispatch import Dispatcher
-from inbox.handler import Handler
+from inbox.handler import Handler, timeout_of
 from inbox.order import adopt, keep_order
 from inbox.process import run_until_signal, unless_signalled
 from inbox.registry import close_handlers, load_handlers
@@ -49,7 +49,8 @@ def build_workers(
     http: httpx.AsyncClient,
     dispatcher: Dispatcher,
 ) -> list[Worker]:
-    """Return the workers of messages and of reports, with everything that they need injected."""
+    """Return the workers of messages, one a task queue, and of reports, with everything that they need injected."""
+    timeouts = settings.declared.timeouts.stretched(longest(handlers))
     identity = f"{os.getpid()}@{socket.gethostname()}"
     register = RegisterActivity(database, handlers, settings, identity, dispatcher.nudge)
     burial = BuryActivity(database, handlers.values(), settings, dispatcher.nudge)
@@ -64,7 +65,7 @@ def build_workers(
             activities=activities,
             max_concurrent_activities=slots,
             # 0, the default, would fail running tries at every deploy.
-            graceful_shutdown_timeout=timedelta(seconds=settings.declared.timeouts.graceful_shutdown),
+            graceful_shutdown_timeout=timedelta(seconds=timeouts.graceful_shutdown),
             # Otherwise a bug in a workflow leaves it Running for ever.
             workflow_failure_exception_types=[Exception],
             workflow_runner=SandboxedWorkflowRunner(
@@ -74,10 +75,27 @@ def build_workers(
             ),
         )
 
-    return [
-        worker(settings.task_queue, ProcessMessage, [register.register, burial.bury], settings.activities),
-        worker(settings.report_queue, SendReport, [reports.send, reports.give_up], settings.report_activities),
+    messages = [
+        worker(queue, ProcessMessage, [register.register, burial.bury], slots)
+        for queue, slots in settings.queues.items()
     ]
+    reporting = [reports.send, reports.give_up]
+    return [*messages, worker(settings.report_queue, SendReport, reporting, settings.report_activities)]
+
+
+def longest(handlers: dict[str, Handler[Any, Any]]) -> float:
+    """Return the seconds of the longest try that a handler asks for; 0 where none asks."""
+    return max(map(timeout_of, handlers.values()), default=0.0)
+
+
+def warn_of_unserved(settings: Settings, handlers: Collection[str]) -> None:
+    """Say which types of the queues served here have no handler here: a fault, unless another worker serves them."""
+    for name, source in settings.declared.sources.items():
+        for kind in source.types if settings.task_queue(name) in settings.queues else ():
+            if kind not in handlers:
+                log.warning(
+                    "sources.%s.types: %s has no handler here: its messages wait for another worker", name, kind
+                )
 
 
 async def run_workers(workers: list[Worker]) -> None:
@@ -107,6 +125,7 @@ async def run_worker(settings: Settings) -> None:
     """
     shared = open_shared_cache(settings)
     handlers = load_handlers(settings, shared)
+    warn_of_unserved(settings, handlers)
     client = await unless_signalled(_reach_servers(settings))
     if client is None:
         return
@@ -115,7 +134,7 @@ async def run_worker(settings: Settings) -> None:
         settings.database_url.get_secret_value(),
         size=settings.pool,
         name=f"{settings.name}-worker",
-        timeouts=settings.declared.timeouts,
+        timeouts=settings.declared.timeouts.stretched(longest(handlers)),
     )
     await database.open()
     dispatcher = Dispatcher(database, client, settings)

@@ -42,4 +42,5 @@ class BuryActivity:
         self._owed()
         if standing is None:
             return RegisterResult(GONE)
-        return RegisterResult(standing.status, standing.last_code, hint_for(standing.last_code, self._handlers))
+        hint = hint_for(standing.last_code, self._handlers, self._settings.codes(work.source))
+        return RegisterResult(standing.status, standing.last_code, hint)

@@ -17,14 +17,16 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
-from activities.failures import codes_only
+from activities.failures import codes_only, place_of
 from inbox.burial import bury_for_gap
-from inbox.errors import PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of
-from inbox.handler import Handler, Message, Outcome
+from inbox.errors import InboxError, PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of
+from inbox.handler import Handler, Message, Outcome, timeout_of
+from inbox.logs import LimitedLog
 from inbox.payload import read_payload
 from inbox.references import (
     GONE,
     HELD,
+    LONGER,
     MOST_COUNTED,
     OVERTAKEN,
     TRIED,
@@ -51,9 +53,11 @@ from inbox.store.statements import (
     Claimed,
     Ended,
 )
+from inbox.timeouts import Timeouts
 from inbox.verdict import Verdict, hint_for, judge
 
 log = logging.getLogger(__name__)
+limited = LimitedLog(log)
 HEARTBEATS = 5  # in one heartbeat time-out
 LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
@@ -92,20 +96,28 @@ class RegisterActivity:
             handler = self._handlers.get(work.type)
             if source is None or handler is None:
                 await self._set_aside(work, "settings for its source" if source is None else "handler for its type")
+            timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
+            if _is_too_short(timeouts):
+                return RegisterResult(LONGER, start_to_close=timeouts.start_to_close)
             try:
-                claimed = await self._claim(work, source)
-                match claimed:
-                    case Claimed(answer="CLAIMED"):
-                        return await self._try(claimed, handler, source)
-                    case Claimed(answer="EXHAUSTED"):
-                        return await self._exhausted(claimed, source)
-                    case Claimed(answer="OVERTAKEN"):
-                        return RegisterResult(OVERTAKEN)
-                    case Claimed(answer="HELD"):
-                        return await self._held(claimed, work, source)
-                    case _:  # closed, or a later attempt holds it
-                        return await self._closed(work, source)
+                return await self._claim_and_try(work, handler, source, timeouts)
             except StaleTry:
+                return await self._closed(work, source)
+
+    async def _claim_and_try(
+        self, work: RegisterInput, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
+    ) -> RegisterResult:
+        claimed = await self._claim(work, source, timeouts)
+        match claimed:
+            case Claimed(answer="CLAIMED"):
+                return await self._try(claimed, handler, source, timeouts)
+            case Claimed(answer="EXHAUSTED"):
+                return await self._exhausted(claimed, source)
+            case Claimed(answer="OVERTAKEN"):
+                return RegisterResult(OVERTAKEN)
+            case Claimed(answer="HELD"):
+                return await self._held(claimed, work, source)
+            case _:  # closed, or a later attempt holds it
                 return await self._closed(work, source)
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
@@ -115,7 +127,7 @@ class RegisterActivity:
         delay = min(2.0 ** min(activity.info().attempt, 10), LONGEST_ASIDE) * random.uniform(1.0, 1.1)
         raise ApplicationError("NotServed", type="NotServed", next_retry_delay=timedelta(seconds=delay))
 
-    async def _claim(self, work: RegisterInput, source: SourceSettings) -> Claimed | None:
+    async def _claim(self, work: RegisterInput, source: SourceSettings, timeouts: Timeouts) -> Claimed | None:
         info = activity.info()
         ordered = source.ordered and work.placed
         claim = {
@@ -126,7 +138,7 @@ class RegisterActivity:
             "first_run_id": work.first_run_id,
             "activity": info.activity_id,
             "attempt": info.attempt,
-            "longest": self._settings.declared.timeouts.start_to_close,
+            "longest": timeouts.start_to_close,
             "began_at": info.started_time,
             "asked": work.generation,
             "ordered": ordered,
@@ -138,7 +150,9 @@ class RegisterActivity:
         asked = claim | {"gap": source.gap_timeout}
         return await self._database.locked(CLAIM, asked, before=[LOCK_SUBJECT, DECIDE[source.order]])
 
-    async def _try(self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> RegisterResult:
+    async def _try(
+        self, claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
+    ) -> RegisterResult:
         try:
             if claimed.obsolete:  # a higher number was applied before it: it is closed without a bundle
                 await self._bundle(claimed, source, _nothing, OBSOLETE)
@@ -146,12 +160,19 @@ class RegisterActivity:
                 message = _message(claimed, handler, source)
                 with span("prepare"):
                     prepared = await handler.prepare(message)
-                await self._bundle(claimed, source, lambda tx: handler.register(tx, message, prepared))
+
+                async def write(tx: AsyncConnection) -> Outcome:
+                    return await handler.register(tx, message, prepared)
+
+                await self._bundle(claimed, source, write, limit=timeouts.transaction)
         except StaleTry:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises fails its try
             phrase = self._settings.system_phrase(claimed.source)
-            return await self._fail(claimed, judge(error, handler, phrase), source)
+            if not isinstance(error, InboxError):
+                place = place_of(error, type(handler).__module__.partition(".")[0])
+                limited.warning(place, "a try of %s failed: %s at %s", claimed.type, fault_of(error), place)
+            return await self._fail(claimed, judge(error, handler, phrase, source.codes), source)
         self._nudge()  # for a report that is owed now, or the next of the subject
         return RegisterResult(Status.COMPLETED)
 
@@ -161,13 +182,14 @@ class RegisterActivity:
         source: SourceSettings,
         write: Callable[[AsyncConnection], Awaitable[Outcome]],
         result: str | None = None,
+        limit: float | None = None,
     ) -> None:
         """All business writes and the row's COMPLETED in one transaction, fenced before the first write.
 
-        ``result`` is stored in place of the outcome's own.
+        ``result`` is stored in place of the outcome's own; ``limit`` is in seconds, as the database's own unless given.
         """
         with span("bundle"):
-            async with self._database.transaction() as tx:
+            async with self._database.transaction(limit) as tx:
                 connection = await driver(tx)
                 ordered = source.ordered and claimed.subject is not None
                 if ordered:  # the lock order: subject, message row, handler's rows
@@ -194,7 +216,7 @@ class RegisterActivity:
 
     async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
         """Record the failure in a transaction of its own, and raise what makes Temporal do the rest."""
-        delay = source.retry_interval * random.uniform(1.0, 1.1)
+        delay = source.retry_after(claimed.tries - claimed.tries_before) * random.uniform(1.0, 1.1)
         record = {
             "code": verdict.code,
             "reason": verdict.reason,
@@ -221,8 +243,9 @@ class RegisterActivity:
         if claimed.subject is not None and (source.parks if ended.status == Status.DEAD else source.ordered):
             waiting = await self._waiting(claimed.id, source)
         if ended.status == Status.DEAD:
-            self._raise_dead(text, verdict.code, waiting)
-        await self._tell(Tried(number, ended.max_tries, verdict.code, self._hint(verdict.code), delay, waiting))
+            _raise_dead(text, verdict.code, self._hint(verdict.code, claimed), waiting)
+        hint = self._hint(verdict.code, claimed)
+        await self._tell(Tried(number, ended.max_tries, verdict.code, hint, delay, waiting))
         raise ApplicationError(
             text,
             type=verdict.code,
@@ -272,7 +295,8 @@ class RegisterActivity:
         if await self._end(BURY, burial, source) is None:
             raise StaleTry
         parked = source.parks and claimed.subject is not None
-        self._raise_dead("no tries left", code, await self._waiting(claimed.id, source) if parked else 0)
+        waiting = await self._waiting(claimed.id, source) if parked else 0
+        _raise_dead("no tries left", code, self._hint(code, claimed), waiting)
 
     async def _held(self, claimed: Claimed, work: RegisterInput, source: SourceSettings) -> RegisterResult:
         """Leave a held row to what releases it, unless it is held by a gap whose time is over."""
@@ -289,23 +313,30 @@ class RegisterActivity:
             return RegisterResult(GONE)
         if row.status in CLOSED:
             waiting = await self._waiting(work.message, source) if row.parked else 0
-            return RegisterResult(row.status, row.last_code, self._hint(row.last_code), waiting)
+            return RegisterResult(row.status, row.last_code, self._hint(row.last_code, work), waiting)
         raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
 
-    def _hint(self, code: str | None) -> str | None:
-        return hint_for(code, self._handlers.values())
+    def _hint(self, code: str | None, message: Claimed | RegisterInput) -> str | None:
+        return hint_for(code, [self._handlers[message.type]], self._settings.codes(message.source))
 
-    def _raise_dead(self, text: str, code: str | None, waiting: int) -> NoReturn:
-        raise ApplicationError(
-            text,
-            Status.DEAD.value,
-            code,
-            self._hint(code),
-            waiting,
-            type=code,
-            non_retryable=True,
-            category=ApplicationErrorCategory.BENIGN,
-        ) from None
+
+def _raise_dead(text: str, code: str | None, hint: str | None, waiting: int) -> NoReturn:
+    raise ApplicationError(
+        text,
+        Status.DEAD.value,
+        code,
+        hint,
+        waiting,
+        type=code,
+        non_retryable=True,
+        category=ApplicationErrorCategory.BENIGN,
+    ) from None
+
+
+def _is_too_short(timeouts: Timeouts) -> bool:
+    """Tell whether the attempt ends before a try may; what dispatched it need not have the handler."""
+    given = activity.info().start_to_close_timeout
+    return given is not None and given < timedelta(seconds=timeouts.start_to_close)
 
 
 async def _nothing(_: AsyncConnection) -> Outcome:

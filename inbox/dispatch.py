@@ -56,7 +56,7 @@ class Route:
     queue: Queue
     workflow: str
     argument: Callable[[Settings, Leased], Any]
-    task_queue: Callable[[Settings], str]
+    task_queue: Callable[[Settings, Leased], str]
 
 
 def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
@@ -74,8 +74,8 @@ def _send_report(settings: Settings, row: Leased) -> SendReportInput:
 
 
 ROUTES = (
-    Route(MESSAGES, PROCESS_MESSAGE, _process_message, lambda settings: settings.task_queue),
-    Route(REPORTS, SEND_REPORT, _send_report, lambda settings: settings.report_queue),
+    Route(MESSAGES, PROCESS_MESSAGE, _process_message, lambda settings, row: settings.task_queue(row.source)),
+    Route(REPORTS, SEND_REPORT, _send_report, lambda settings, _: settings.report_queue),
 )
 
 
@@ -241,7 +241,7 @@ class Dispatcher:
             route.workflow,
             route.argument(self._settings, row),
             id=row.workflow_id,
-            task_queue=route.task_queue(self._settings),
+            task_queue=route.task_queue(self._settings, row),
             id_reuse_policy=reuse,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             rpc_timeout=self._rpc_timeout,

@@ -23,12 +23,14 @@ from pydantic import BaseModel
 
 from inbox.errors import BusinessError
 from inbox.lookups import Lookup, Lookups
+from inbox.message import Key
 from inbox.states import ReportKind
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
 __all__ = [
+    "AuditCounts",
     "BusinessError",
     "Handler",
     "Lookup",
@@ -64,6 +66,14 @@ class Message(Generic[P]):
     zone: tzinfo
     payload: P
 
+    @property
+    def key(self) -> str:
+        """What names it among all messages, the same in every try: ``source/id``, with tenant and edition if any.
+
+        Percent-encoded, so that it may stand in a header or a URL: an idempotency key for calls to other services.
+        """
+        return str(Key(self.tenant, self.source, self.id, self.edition))
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -84,14 +94,37 @@ class Outcome:
     notice: Notice | None = None
 
 
+@dataclass(frozen=True)
+class AuditCounts:
+    """What a handler found when it compared its tables with the record (spec section 13); two of it must be zero.
+
+    ``bundles`` were written since then. ``missing`` counts its messages that became COMPLETED since then and have no
+    whole bundle; an obsolete one (outcome ``"obsolete"``) never has one, and is not counted. ``orphaned`` counts the
+    bundles written since then whose message is not COMPLETED, or not there.
+
+    All three come from one statement: a bundle and its message's COMPLETED are committed together, so that one
+    snapshot has both or neither, and two statements may fall between.
+    """
+
+    bundles: int
+    missing: int
+    orphaned: int
+
+
 class Handler(Protocol[P, R]):
     """What the inbox calls for messages of one type.
 
-    Optional attributes: ``settings`` (a pydantic model; the handler is then built with an instance of it, made
-    from the table ``[handlers.NAME]`` of the settings), ``codes`` (code → static hint for operators),
-    ``non_retryable`` (codes that a further try cannot mend), ``reporter``, ``resends`` (True: it serves what is sent
-    again too, of type ``{type}.resend`` and a higher ``edition``), and ``aclose()``. One that is built by calling it
-    with a parameter ``lookups`` is given its ``Lookups``, the cache for what ``prepare`` looks up.
+    Optional attributes, of the class or of the instance:
+
+    ``settings``: a pydantic model; the handler is then built with an instance of it, made from the table
+    ``[handlers.NAME]`` of the settings. ``codes``: code → static hint for operators. ``non_retryable``: codes that a
+    further try cannot mend. ``timeout``: seconds that a try may take, where ``timeouts.start_to_close`` is too short.
+    ``reporter``. ``resends``: True where it serves what is sent again too, of type ``{type}.resend`` and a higher
+    ``edition``. ``async aclose()``: called when the worker ends. ``async audit(tx, since) -> AuditCounts``: compares
+    the handler's tables with ``inbox.message``, for whatever happened since an aware datetime; it only reads.
+
+    One that is built by calling it with a parameter ``lookups`` is given its ``Lookups``, the cache for what
+    ``prepare`` looks up.
     """
 
     type: str
@@ -158,6 +191,11 @@ def codes_of(handler: object) -> Mapping[str, str]:
 def non_retryable_of(handler: object) -> Sequence[str]:
     """Return the codes that the handler declares beyond repair."""
     return getattr(handler, "non_retryable", ())
+
+
+def timeout_of(handler: object) -> float:
+    """Return the seconds that the handler asks for its tries; 0 where it asks for none."""
+    return getattr(handler, "timeout", None) or 0.0
 
 
 def reporter_of(handler: object | None) -> Reporter:

@@ -16,6 +16,8 @@ MESSAGE_MEMO = "message"
 # wake that says so is on its way.
 GONE = "GONE"
 OVERTAKEN = "OVERTAKEN"
+# The handler needs a longer start-to-close than the attempt has: it is scheduled anew with that, and no try was spent.
+LONGER = "LONGER"
 # Order holds it; what stands before it makes it due when it ends, and dispatch wakes the workflow.
 HELD = "HELD"
 MOST_COUNTED = 1000  # messages that wait behind one are counted up to here
@@ -81,13 +83,15 @@ class Tried:
 class RegisterResult:
     """The row as a try left it: its status, and the code where it is DEAD.
 
-    Where it is parked, ``waiting`` messages of its subject, up to ``MOST_COUNTED``, wait behind it.
+    Where it is parked, ``waiting`` messages of its subject, up to ``MOST_COUNTED``, wait behind it. With LONGER,
+    ``start_to_close`` is what the handler asks for, in seconds.
     """
 
     status: str
     code: str | None = None
     hint: str | None = None
     waiting: int = 0
+    start_to_close: float | None = None
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,29 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, HttpUrl, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    HttpUrl,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableSettings
 
+from inbox.configfile import ConfigFile, Misplaced, Place, dotted
 from inbox.errors import Malformed, SettingsError
 from inbox.message import LIMITS, RESEND, check_text
+from inbox.states import OwnCode
+from inbox.timeouts import LONGEST, Seconds, Strict, Timeouts
 
 GIVE_UP_AFTER = 7 * 24 * 3600.0  # seconds
 SYSTEM_ERROR = "system error"
@@ -33,7 +42,7 @@ OF_KUBERNETES = re.compile(r"INBOX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT
 TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
-Seconds = Annotated[float, Field(ge=0.01, le=10 * 365 * 24 * 3600, allow_inf_nan=False)]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
 
 
 def _zone(name: str) -> str:
@@ -69,34 +78,7 @@ def _redis(url: SecretStr) -> SecretStr:
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Timeouts(_Strict):
-    """Seconds; each must be shorter than the next (spec section 7)."""
-
-    lock: Seconds = 3
-    heartbeat: Seconds = 5
-    statement: Seconds = 10
-    transaction: Seconds = 20
-    start_to_close: Seconds = 30
-    graceful_shutdown: Seconds = 40
-    connect: Seconds = 3
-    rpc: Seconds = 5
-    lease: Seconds = 30
-    request: Seconds = 20
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Timeouts:
-        chain = ("lock", "heartbeat", "statement", "transaction", "start_to_close", "graceful_shutdown")
-        for shorter, longer in [*pairwise(chain), ("rpc", "lease")]:
-            if getattr(self, shorter) >= getattr(self, longer):
-                raise ValueError(f"{shorter} must be shorter than {longer}")
-        return self
-
-
-class ReportSettings(_Strict):
+class ReportSettings(Strict):
     """Where a source's notices go: ``url`` takes a POST; success is any 2xx unless ``success`` lists statuses."""
 
     url: HttpUrl
@@ -106,8 +88,18 @@ class ReportSettings(_Strict):
     system_error: str = Field(default=SYSTEM_ERROR, description="told instead of a reason that is not ours")
 
 
-class SourceSettings(_Strict):
-    """One producer. ``retry_interval`` is in seconds; ``tokens`` are hashes, as ``token_hash`` makes them.
+class CodeSettings(Strict):
+    """What a source says of one code, over what its handler says: a hint for operators, whether a further try helps."""
+
+    hint: str | None = Field(default=None, min_length=1, max_length=300)
+    retry: bool | None = None
+
+
+class SourceSettings(Strict):
+    """One producer. Times are in seconds; ``tokens`` are hashes, as ``token_hash`` makes them.
+
+    After its n-th failed try a message waits ``retry_interval`` times ``retry_growth`` to the power of n - 1, and
+    no longer than ``retry_cap``. ``task_queue`` is the inbox's own unless given.
 
     ``auth`` is ``none`` for an old sender that cannot be given a token: whoever reaches the door may then write as this
     source (spec section 12). Its record is read with a token all the same.
@@ -120,6 +112,10 @@ class SourceSettings(_Strict):
     order: Literal["arrival", "sequence", "none"] = "arrival"
     tries: int = Field(default=5, ge=1, le=1000)
     retry_interval: Seconds = 60
+    retry_growth: float = Field(default=1, ge=1, le=100, allow_inf_nan=False)
+    retry_cap: Seconds | None = None
+    codes: Mapping[str, CodeSettings] = Field(default_factory=dict)
+    task_queue: QueueName | None = None
     gap_timeout: Seconds = 3600
     on_dead: Literal["release", "park"] = "release"
     redelivery: Literal["ignore", "resend"] = "ignore"
@@ -132,8 +128,27 @@ class SourceSettings(_Strict):
     def _resends_have_a_type(self) -> SourceSettings:
         long = next((name for name in self.types if len(name.encode()) > LIMITS["type"] - len(RESEND)), None)
         if long and self.resends:
-            raise ValueError(f"redelivery = resend needs room for {RESEND!r} behind the type {long!r}")
+            raise Misplaced(["types"], f"redelivery = resend needs room for {RESEND!r} behind the type {long!r}")
         return self
+
+    @model_validator(mode="after")
+    def _retries_fit(self) -> SourceSettings:
+        if self.retry_cap is not None and self.retry_cap < self.retry_interval:
+            raise Misplaced(["retry_cap"], "must not be smaller than retry_interval")
+        for code, rule in self.codes.items():
+            if rule.hint is None and rule.retry is None:
+                raise Misplaced(["codes", code], "gives neither a hint nor retry")
+            if rule.retry is not None and code in set(OwnCode):
+                raise Misplaced(["codes", code, "retry"], "the code is the inbox's own: it takes a hint alone")
+        return self
+
+    def retry_after(self, tries: int) -> float:
+        """Return the seconds from the failed try of this number, from 1 in each generation, to the next."""
+        limit = LONGEST if self.retry_cap is None else self.retry_cap
+        try:
+            return min(limit, self.retry_interval * self.retry_growth ** (tries - 1))
+        except OverflowError:
+            return limit
 
     @property
     def resends(self) -> bool:
@@ -151,7 +166,7 @@ class SourceSettings(_Strict):
         return self.ordered and self.on_dead == "park"
 
 
-class LegacySettings(_Strict):
+class LegacySettings(Strict):
     """The old hospital contract's door: path and header names are the old sender's (spec section 5)."""
 
     source: str = "hospital"
@@ -161,7 +176,7 @@ class LegacySettings(_Strict):
     message_header: str = "X-Result-Message"
 
 
-class DispatchSettings(_Strict):
+class DispatchSettings(Strict):
     """How rows become workflows (spec section 6). Times in seconds.
 
     ``share``: rows a source a round; ``cap``: started rows of a source that no try has claimed yet;
@@ -175,7 +190,7 @@ class DispatchSettings(_Strict):
     again: Seconds = 15 * 60
 
 
-class Sources(_Strict):
+class Sources(Strict):
     """What the TOML file holds."""
 
     sources: Mapping[str, SourceSettings] = Field(default_factory=dict)
@@ -183,6 +198,21 @@ class Sources(_Strict):
     dispatch: DispatchSettings = DispatchSettings()
     timeouts: Timeouts = Timeouts()
     handlers: Mapping[str, dict[str, Any]] = Field(default_factory=dict)
+    _file: ConfigFile | None = PrivateAttr(default=None)
+
+    @classmethod
+    def read(cls, file: ConfigFile) -> Sources:
+        """Return what ``file`` holds. Raises SettingsError, naming its line, and ValueError where it is not TOML."""
+        try:
+            found = cls.model_validate(file.content)
+        except ValidationError as error:
+            raise file.refusal(*_first_fault(error)) from None
+        found._file = file  # noqa: SLF001  its own
+        return found
+
+    def refusal(self, place: Place, what: str) -> SettingsError:
+        """Return the error that says what is wrong with the setting at ``place``, and where that stands."""
+        return self._file.refusal(place, what) if self._file else SettingsError(f"{dotted(place)}: {what}")
 
     @model_validator(mode="after")
     def _names_fit(self) -> Sources:
@@ -190,16 +220,16 @@ class Sources(_Strict):
             try:
                 check_text("source", name)
             except Malformed as error:
-                raise ValueError(f"a source's name {error.detail}") from error
+                raise Misplaced(["sources", name], f"a source's name {error.detail}") from error
         return self
 
     @model_validator(mode="after")
     def _legacy_source_takes_it(self) -> Sources:
         legacy = self.legacy
         if legacy and legacy.source not in self.sources:
-            raise ValueError(f"legacy.source names {legacy.source!r}, which is not among the sources")
+            raise Misplaced(["legacy", "source"], f"names {legacy.source!r}, which is not among the sources")
         if legacy and legacy.type not in self.sources[legacy.source].types:
-            raise ValueError(f"legacy.type {legacy.type!r} is not among the types of sources.{legacy.source}")
+            raise Misplaced(["legacy", "type"], f"{legacy.type!r} is not among the types of sources.{legacy.source}")
         return self
 
 
@@ -216,6 +246,7 @@ class Settings(BaseSettings):
     metrics_listen: Address | None = None
     id_key: SecretStr | None = None
     operator_tokens: tuple[TokenHash, ...] = ()
+    task_queues: tuple[QueueName, ...] = ()
     pool: int = Field(default=16, ge=4)
     activities: int = Field(default=10, ge=1)
     report_activities: int = Field(default=4, ge=1)
@@ -247,10 +278,23 @@ class Settings(BaseSettings):
         found = self.source(source)
         return found.report.system_error if found and found.report else SYSTEM_ERROR
 
+    def task_queue(self, source: str) -> str:
+        """Return the Temporal task queue of a source's messages: the inbox's name unless its settings say another."""
+        found = self.source(source)
+        return found.task_queue if found and found.task_queue else self.name
+
     @property
-    def task_queue(self) -> str:
-        """The Temporal task queue of messages: the inbox's name."""
-        return self.name
+    def queues(self) -> dict[str, int]:
+        """The task queues of messages that a worker serves, each with its share of ``activities``."""
+        every = {self.name, *map(self.task_queue, self.declared.sources)}
+        queues = sorted(set(self.task_queues) or every)
+        share, rest = divmod(self.activities, len(queues))
+        return {queue: share + (place < rest) for place, queue in enumerate(queues)}
+
+    def codes(self, source: str) -> Mapping[str, CodeSettings]:
+        """Return what a source's settings say of codes; empty where there is nothing."""
+        found = self.source(source)
+        return found.codes if found else {}
 
     @property
     def report_queue(self) -> str:
@@ -270,12 +314,13 @@ def token_hash(token: str) -> str:
     return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
 
 
-def _first_line(error: ValidationError) -> str:
-    """Say where the first fault is and what it is, without the value (it may be a secret)."""
+def _first_fault(error: ValidationError) -> tuple[Place, str]:
+    """Return where the first fault is and what it is, without the value (it may be a secret)."""
     fault = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in fault["loc"])
-    what = "unknown setting" if fault["type"] == "extra_forbidden" else fault["msg"].removeprefix("Value error, ")
-    return f"{place}: {what}" if place else what
+    cause = fault.get("ctx", {}).get("error")
+    place: Sequence[str | int] = [*fault["loc"], *(cause.place if isinstance(cause, Misplaced) else ())]
+    unknown = fault["type"] == "extra_forbidden"
+    return place, "unknown setting" if unknown else fault["msg"].removeprefix("Value error, ")
 
 
 def _refuse_unknown(environment: Iterable[str]) -> None:
@@ -287,21 +332,37 @@ def _refuse_unknown(environment: Iterable[str]) -> None:
             raise SettingsError(f"{name}: unknown setting")
 
 
+def _refuse_together(settings: Settings) -> None:
+    """Raise SettingsError for what in file and environment does not go together."""
+    for name, source in settings.declared.sources.items():
+        if source.private_ids and settings.id_key is None:
+            what = "needs INBOX_ID_KEY, the key of the hash"
+            raise settings.declared.refusal(["sources", name, "private_ids"], what)
+        if source.task_queue == settings.report_queue:
+            raise settings.declared.refusal(["sources", name, "task_queue"], "is the task queue of reports")
+    if settings.report_queue in settings.task_queues:
+        raise SettingsError(
+            f"INBOX_TASK_QUEUES: {settings.report_queue} is the queue of reports: every worker serves it"
+        )
+    if 0 in settings.queues.values():
+        raise SettingsError(f"INBOX_ACTIVITIES must be at least 1 for each of {len(settings.queues)} task queues")
+
+
 def load_settings() -> Settings:
     """Read environment and TOML file. Raises SettingsError, with one line that names the setting."""
     _refuse_unknown(os.environ)
     try:
         settings = Settings()
-        if settings.config is None:
-            return settings
-        declared = Sources.model_validate(tomllib.loads(settings.config.read_text(encoding="utf-8")))
     except ValidationError as error:
-        raise SettingsError(_first_line(error)) from None
+        place, what = _first_fault(error)
+        raise SettingsError(f"{dotted(place)}: {what}" if place else what) from None
     except UnreadableSettings as error:  # names the field, and not its value
         raise SettingsError(str(error)) from None
-    except (OSError, ValueError) as error:  # not there, not UTF-8, or not TOML
-        raise SettingsError(f"INBOX_CONFIG: {error}") from None
-    private = next((name for name, source in declared.sources.items() if source.private_ids), None)
-    if private and settings.id_key is None:
-        raise SettingsError(f"sources.{private}.private_ids: needs INBOX_ID_KEY, the key of the hash")
-    return settings.model_copy(update={"declared": declared})
+    if settings.config is not None:
+        try:
+            declared = Sources.read(ConfigFile.read(settings.config))
+        except (OSError, ValueError) as error:  # not there, not UTF-8, or not TOML
+            raise SettingsError(f"INBOX_CONFIG: {error}") from None
+        settings = settings.model_copy(update={"declared": declared})
+    _refuse_together(settings)
+    return settings

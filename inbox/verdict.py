@@ -8,9 +8,11 @@ from typing import Any
 
 from inbox.errors import BusinessError, InvalidPayload, PayloadGone, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
+from inbox.settings import CodeSettings
 from inbox.states import OwnCode
 
 LONGEST = 2000  # characters
+NO_RULES: Mapping[str, CodeSettings] = {}
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
 HINTS: Mapping[str, str] = {
     OwnCode.SYSTEM_ERROR: "see the failed tries for error class and status, and mend that service",
@@ -40,14 +42,18 @@ def storable(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:LONGEST]
 
 
-def judge(error: Exception, handler: Handler[Any, Any], phrase: str) -> Verdict:
+def judge(
+    error: Exception, handler: Handler[Any, Any], phrase: str, rules: Mapping[str, CodeSettings] = NO_RULES
+) -> Verdict:
     """Judge the error that ended a try; a message of an error that is not ours is neither kept nor told.
 
-    ``phrase`` is what upstream hears instead (spec section 8).
+    ``phrase`` is what upstream hears instead (spec section 8); ``rules`` are the source's, over the handler's own.
     """
     match error:
         case BusinessError():
-            final = error.code in non_retryable_of(handler)
+            rule = rules.get(error.code)
+            retry = rule.retry if rule else None
+            final = error.code in non_retryable_of(handler) if retry is None else not retry
             reason = storable(error.reason)
             return Verdict(storable(error.code), reason, reason, non_retryable=final)
         case PayloadGone():
@@ -60,10 +66,14 @@ def judge(error: Exception, handler: Handler[Any, Any], phrase: str) -> Verdict:
             return Verdict(OwnCode.SYSTEM_ERROR, str(fault), phrase, fault.error_class)
 
 
-def hint_for(code: str | None, handlers: Iterable[Handler[Any, Any]]) -> str | None:
-    """Return the static hint of a code: a handler's, or the inbox's own."""
+def hint_for(
+    code: str | None, handlers: Iterable[Handler[Any, Any]], rules: Mapping[str, CodeSettings] = NO_RULES
+) -> str | None:
+    """Return the static hint of a code: the source's (``rules``), a handler's, or the inbox's own."""
     if code is None:
         return None
+    if code in rules and rules[code].hint:
+        return rules[code].hint
     for handler in handlers:
         if code in codes_of(handler):
             return codes_of(handler)[code]

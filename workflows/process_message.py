@@ -12,6 +12,7 @@ with workflow.unsafe.imports_passed_through():
     from inbox.references import (
         GONE,
         HELD,
+        LONGER,
         OVERTAKEN,
         PROCESS_MESSAGE,
         TRIED,
@@ -75,6 +76,9 @@ class ProcessMessage:
             seen = self._wakes
             try:
                 result = await self._register()
+                if result.status == LONGER:
+                    longer = result.start_to_close or self._message.start_to_close
+                    self._message = replace(self._message, start_to_close=longer)
                 if result.status in (OVERTAKEN, HELD):
                     self._continue_if_long()
                     await workflow.wait_condition(partial(self._woken_since, seen))

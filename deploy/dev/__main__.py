@@ -21,7 +21,7 @@ from deploy.dev.stack import Stack
 _USAGE = """usage: python -m deploy.dev run|up
 run: the local stack with the sample day; ends after the table when ONCE=1
 up:  the local stack alone
-Environment: DATA, READY, SUMMARY, ONCE, DATABASE_URL, TEMPORAL_ADDRESS.
+Environment: DATA, READY, SUMMARY, ONCE, MORE, DATABASE_URL, TEMPORAL_ADDRESS.
 """
 
 

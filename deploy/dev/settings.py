@@ -20,11 +20,15 @@ _CLIENT_ONLY = "TEMPORAL_"
 
 @dataclass(frozen=True)
 class Options:
-    """The environment variables of spec section 15; empty ones count as not set."""
+    """The environment variables of spec section 15; empty ones count as not set.
+
+    ``more`` is a TOML file of the caller's own, put behind the one that the stack writes: sources and handlers to try.
+    """
 
     data: Path
     ready: Path | None
     summary: Path | None
+    more: Path | None
     once: bool
     database_url: str | None
     temporal_address: str | None
@@ -43,6 +47,7 @@ class Options:
             data=path("DATA") or Path(".data").absolute(),
             ready=path("READY"),
             summary=path("SUMMARY"),
+            more=path("MORE"),
             once=environment.get("ONCE", "").lower() not in ("", "0", "no", "false"),
             database_url=environment.get("DATABASE_URL") or None,
             temporal_address=environment.get("TEMPORAL_ADDRESS") or None,
@@ -86,8 +91,8 @@ def hashed(token: str) -> str:
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def toml(made: Mapping[str, str], hospital: str) -> str:
-    """Return the INBOX_CONFIG of the local stack: the three sources, the legacy door, the handler."""
+def toml(made: Mapping[str, str], hospital: str, more: str = "") -> str:
+    """Return the INBOX_CONFIG of the local stack: the three sources, the legacy door, the handler, and ``more``."""
     return f"""# Written by the local stack at each start: changes are lost.
 [sources.hospital]
 types = ["survey.send"]
@@ -116,7 +121,8 @@ source = "hospital"
 
 [handlers.survey_send]
 url = "{hospital}"
-"""
+
+{more}"""
 
 
 def base_environment(options: Options, config: Path, made: Mapping[str, str]) -> dict[str, str]:

@@ -61,7 +61,8 @@ class Stack:
         base = base_environment(options, config, self.tokens)
         self.hospital = Hospital("hospital", self._log("hospital"), base, self._ports("hospital"))
         self._supervisor.begin(self.hospital)
-        write(config, toml(self.tokens, self.hospital.url), 0o600)
+        more = options.more.read_text(encoding="utf-8") if options.more else ""
+        write(config, toml(self.tokens, self.hospital.url, more), 0o600)
         self._database_url = base["DATABASE_URL"] = self._start_postgres()
         temporal = self._start_temporal()
         self._temporal_address = base["TEMPORAL_ADDRESS"] = temporal.address

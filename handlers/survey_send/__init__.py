@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, and_, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from handlers.survey_send import tables
+from handlers.survey_send import audit, tables
 from handlers.survey_send.clients import Form, Hospital, SurveySendSettings
 from handlers.survey_send.payload import SurveySend, send_time
-from inbox.handler import Lookups, Message, Notice, Outcome, Report, ReportKind
+from inbox.handler import AuditCounts, Lookups, Message, Notice, Outcome, Report, ReportKind
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class SurveySendHandler:
         A later edition takes the place of those before it; once one of them is answered it writes nothing.
         """
         if await _answered(tx, message):
-            return Outcome({"sent": False}, Notice(ReportKind.CANNOT_RESEND, "the survey was answered already"))
+            return Outcome(audit.NOTHING_WRITTEN, Notice(ReportKind.CANNOT_RESEND, "the survey was answered already"))
         send_at = send_time(message.payload, message.received_at, message.zone)
         late = send_at < message.received_at
         state = await _take_over(tx, message, "NOT_SENT" if late else "PLANNED")
@@ -107,6 +108,10 @@ class SurveySendHandler:
         await _insert(tx, tables.task, message, assignment=assignment, schedule=schedule)
         notice = Notice(ReportKind.NOT_SENT, "the time to send was past at receipt") if late else None
         return Outcome({"sent": state == "PLANNED", "surveyNo": prepared.form.survey_no}, notice)
+
+    async def audit(self, tx: AsyncConnection, since: datetime) -> AuditCounts:
+        """Compare the bundles with the messages that are COMPLETED."""
+        return await audit.count(tx, self.type, since)
 
 
 def _of(table: Table, message: Message[SurveySend]) -> ColumnElement[bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ARRAY, BigInteger, Column, DateTime, Integer, MetaData, Table, Text
+from sqlalchemy import ARRAY, BigInteger, Column, DateTime, Integer, MetaData, Table, Text, func
 
 metadata = MetaData(schema="survey")
 
@@ -14,6 +14,7 @@ def _keyed(name: str, *columns: Column[object]) -> Table:
         Column("source", Text, nullable=False),
         Column("message_id", Text, nullable=False),
         Column("edition", Integer, nullable=False),
+        Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     )
     return Table(name, metadata, *key, *columns)
 

@@ -7,6 +7,7 @@ transaction, and whoever delivers is told how it ended.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -14,7 +15,8 @@ from zoneinfo import ZoneInfo
 from psycopg.types.json import Jsonb
 
 from inbox.errors import NotRegistered, StoreUnavailable, TransactionEnded
-from inbox.handler import Handler, Message
+from inbox.handler import Handler, Message, timeout_of
+from inbox.logs import LimitedLog
 from inbox.message import RESEND
 from inbox.payload import read_payload
 from inbox.settings import Settings, SourceSettings
@@ -26,6 +28,7 @@ from inbox.store.order import RELEASE_SEQUENCE
 from inbox.store.statements import Accepted
 from inbox.verdict import judge
 
+limited = LimitedLog(logging.getLogger(__name__))
 Row = dict[str, Any]  # what ACCEPT is given
 
 
@@ -55,12 +58,18 @@ class Direct:
         if handler is None:
             return None
         try:
-            async with asyncio.timeout(self._settings.declared.timeouts.start_to_close):
-                return await self._register(row | {"received_at": place.received_at}, source, handler, order)
+            timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
+            async with asyncio.timeout(timeouts.start_to_close):
+                row |= {"received_at": place.received_at, "limit": timeouts.transaction}
+                return await self._register(row, source, handler, order)
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises is its answer
-            verdict = judge(error, handler, self._settings.system_phrase(row["source"]))
+            verdict = judge(error, handler, self._settings.system_phrase(row["source"]), source.codes)
+            if verdict.code == OwnCode.SYSTEM_ERROR:
+                limited.warning(
+                    verdict.reason, "a message was not registered, its sender is told to come again: %s", verdict.reason
+                )
             told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
             raise NotRegistered(verdict.code, told, final=verdict.code != OwnCode.SYSTEM_ERROR) from None
 
@@ -81,7 +90,7 @@ class Direct:
         with span("prepare"):
             prepared = await handler.prepare(message)
         with span("bundle"):
-            async with self._database.transaction() as tx:
+            async with self._database.transaction(row["limit"]) as tx:
                 connection = await driver(tx)
                 if order != "none":  # the lock order: subject, message row, handler's rows
                     await one(connection, LOCK_PLACE, row)

@@ -24,8 +24,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from inbox.errors import StoreUnavailable, TransactionEnded, fault_of
-from inbox.settings import Timeouts
 from inbox.spans import span
+from inbox.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -226,15 +226,16 @@ class Database:
         return asyncio.timeout(self._timeouts.statement + 1 + grace)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+    async def transaction(self, limit: float | None = None) -> AsyncIterator[AsyncConnection]:
         """Open a transaction, commit it at the end, roll it back on any error.
 
-        Raises TimeoutError when it lasts too long (Postgres has a limit of its own for that from 17 on), and
-        TransactionEnded where its user tries to end it.
+        It may last ``limit`` seconds, ``timeouts.transaction`` unless given. Raises TimeoutError when it lasts longer
+        (from 17 on Postgres ends it by ``timeouts.transaction``, too), and TransactionEnded where its user tries to
+        end it.
         """
-        limit = asyncio.timeout(self._timeouts.transaction)
+        ending = asyncio.timeout(self._timeouts.transaction if limit is None else limit)
         try:
-            async with limit, self._engine.connect() as connection, connection.begin() as begun:
+            async with ending, self._engine.connect() as connection, connection.begin() as begun:
                 info = (await connection.get_raw_connection()).info
                 info[OURS] = True
                 yield connection

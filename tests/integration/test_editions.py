@@ -244,8 +244,8 @@ async def test_by_sequence_a_wish_of_a_number_that_was_passed_is_obsolete(stack:
     await stack.post(event(message | {"deptCd": "IM"}, id=number, partitionkey="p", sequence="1"))
     assert (await edition_closed(stack, number, 2))["outcome"] == "obsolete"
     await stack.post(event(message | {"deptCd": "ER"}, id=number, partitionkey="p", sequence="2"))
-    await stack.post(event(message | {"deptCd": "DR"}, id=number, partitionkey="p", sequence="2"))
     assert (await edition_closed(stack, number, 3))["outcome"]["sent"] is True
+    await stack.post(event(message | {"deptCd": "DR"}, id=number, partitionkey="p", sequence="2"))
     assert (await edition_closed(stack, number, 4))["outcome"] == "obsolete"
     assert await schedules(stack, number) == [(1, "SUPERSEDED"), (3, "PLANNED")]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -87,7 +88,7 @@ def _table(config: tomlkit.TOMLDocument) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_lock, "timeouts: lock must be shorter than heartbeat"),
+        (_lock, "timeouts.lock: lock must be shorter than heartbeat"),
         (_misspelt, "sources.hospital.retry_intervall: unknown setting"),
         (_table, "dispatsch: unknown setting"),
     ],
@@ -99,7 +100,35 @@ async def test_a_file_that_cannot_work(
     config = tomlkit.parse(path.read_text())
     change(config)
     path.write_text(tomlkit.dumps(config))
-    assert await refusals(settings, tmp_path) == {said}
+    key = said.partition(":")[0].rpartition(".")[2]
+    (line,) = (n for n, text in enumerate(path.read_text().split("\n"), 1) if re.match(rf"\[?{key}\b", text))
+    assert await refusals(settings, tmp_path) == {f"inbox.toml, line {line}: {said}"}
+
+
+async def test_a_handler_that_cannot_work_ends_the_worker_with_its_line(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    path = Path(settings["INBOX_CONFIG"])
+    lines = path.read_text().count("\n")
+    with path.open("a") as config:
+        config.write('\n[handlers.mine]\nhandler = "nowhere:Class"\n')
+    said = await refusal(settings, tmp_path, "worker")
+    assert said.startswith(f"inbox.toml, line {lines + 2}: handlers.mine: nowhere:Class cannot be imported: ")
+
+
+async def test_a_type_that_nobody_here_serves_is_a_warning(settings: dict[str, str], tmp_path: Path) -> None:
+    path = Path(settings["INBOX_CONFIG"])
+    with path.open("a") as config:
+        config.write('\n[sources.elsewhere]\ntypes = ["new.type"]\n[sources.away]\ntypes = ["x"]\ntask_queue = "far"\n')
+    log = tmp_path / "worker.log"
+    queues = json.dumps([settings["INBOX_NAME"]])
+    async with process(settings | {"INBOX_TASK_QUEUES": queues}, "worker", log=log) as running:
+        await eventually(lambda: _said(log), lambda text: "worker started" in text)
+        assert running.returncode is None
+    said = log.read_text()
+    assert said.count("sources.elsewhere.types: new.type has no handler here") == 1
+    assert "sources.away" not in said  # its queue is another worker's
+    assert "survey.send has no handler" not in said
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.stack import Stack, survey
+from inbox.registry import load_handlers
+from tests.support.patient import TYPE, Patient
+from tests.support.stack import TOKENS, Stack, declared, event, survey
 from tests.support.waiting import eventually
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -13,8 +15,11 @@ HISTORIES = Path(__file__).parent / "histories"
 
 async def record(stack: Stack) -> dict[str, str]:
     """Run one message of each kind; return the histories' JSON by name."""
-    stack.configure(tries=2)
-    await stack.start()
+    patient = Patient()
+    counter = {"types": [TYPE], "tokens": stack.tokens("report-producer"), "order": "none"}
+    parts = declared(stack.hospital.url, tries=2)
+    stack.configure(parts | {"sources": parts["sources"] | {"report-producer": counter}})
+    await stack.start(load_handlers(stack.settings) | {TYPE: patient})
     completed, dead, woken = survey(), survey(formCd="P-UNKNOWN"), survey()
     for message in (completed, dead):
         await stack.legacy(message)
@@ -25,7 +30,9 @@ async def record(stack: Stack) -> dict[str, str]:
     row = await eventually(lambda: stack.row(woken["srvyDrawupNo"]), lambda found: found["status"] == "PROCESSING")
     await stack.temporal.get_workflow_handle(row["workflow_id"]).signal("wake", row["generation"])
     await stack.closed(woken["srvyDrawupNo"])
+    longer = await _longer(stack, patient)
     ids = {
+        "process_message_longer": longer,
         "process_message_completed": (await stack.row(completed["srvyDrawupNo"]))["workflow_id"],
         "process_message_dead": (await stack.row(dead["srvyDrawupNo"]))["workflow_id"],
         "process_message_woken": row["workflow_id"],
@@ -37,6 +44,18 @@ async def record(stack: Stack) -> dict[str, str]:
         await eventually(handle.describe, lambda found: found.close_time is not None)
         histories[name] = _anonymous((await handle.fetch_history()).to_json())
     return histories
+
+
+async def _longer(stack: Stack, patient: Patient) -> str:
+    """Run a message whose handler asks for a longer time-out, woken meanwhile; return its workflow's ID."""
+    patient.go.clear()
+    sent = event({"counter": "c"}, source="report-producer", type=TYPE, id="longer")
+    await stack.post(sent, TOKENS["report-producer"])
+    row = await eventually(lambda: stack.row("longer"), lambda found: found["status"] == "PROCESSING")
+    await stack.temporal.get_workflow_handle(row["workflow_id"]).signal("wake", row["generation"])
+    patient.go.set()
+    await stack.closed("longer")
+    return str(row["workflow_id"])
 
 
 def _anonymous(history: str) -> str:

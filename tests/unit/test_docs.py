@@ -247,7 +247,8 @@ def test_relative_links_resolve(name: str) -> None:
 def test_files_named_in_code_spans_exist() -> None:
     named = {(name, span) for name in NAMES for span in spans(text(name)) if re.fullmatch(r"[\w./-]+/[\w-]+\.py", span)}
     assert named
-    assert not {(name, span) for name, span in named if not (ROOT / span).is_file()}
+    # Those under stock/ are the package that docs/handlers.md writes.
+    assert not {(name, span) for name, span in named if not (ROOT / span).is_file() and not span.startswith("stock/")}
 
 
 # Commands and settings

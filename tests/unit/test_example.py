@@ -6,25 +6,41 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from handlers.http_bundle.client import HttpBundleSettings
 from handlers.survey_send.clients import SurveySendSettings
-from inbox.settings import DispatchSettings, LegacySettings, ReportSettings, Sources, SourceSettings, Timeouts
+from inbox.registry import load_handlers
+from inbox.settings import (
+    CodeSettings,
+    DispatchSettings,
+    LegacySettings,
+    ReportSettings,
+    Settings,
+    Sources,
+    SourceSettings,
+    Timeouts,
+)
 
+HANDLER = "handler"  # names the class, and is no setting of its own
 TEXT = (Path(__file__).parents[2] / "deploy/inbox.example.toml").read_text()
 EXAMPLE = tomllib.loads(TEXT)
 SHOWN: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (SourceSettings, EXAMPLE["sources"]["hospital"]),
     (ReportSettings, EXAMPLE["sources"]["hospital"]["report"]),
+    (CodeSettings, EXAMPLE["sources"]["hospital"]["codes"]["GROUP_NOT_FOUND"]),
     (LegacySettings, EXAMPLE["legacy"]),
     (DispatchSettings, EXAMPLE["dispatch"]),
     (Timeouts, EXAMPLE["timeouts"]),
     (SurveySendSettings, EXAMPLE["handlers"]["survey_send"]),
+    (HttpBundleSettings, {k: v for k, v in EXAMPLE["handlers"]["http_bundle"].items() if k != HANDLER}),
 ]
-OWN = {"types", "tokens", "zone", "url", "report"}  # no default, or shown with a value of the case
+OWN = {"tokens", "zone", "report", "codes", "hint", "retry", "headers"}  # shown with a value of the case
 
 
 def test_it_is_accepted() -> None:
     assert set(Sources.model_validate(EXAMPLE).sources) == {"hospital"}
-    SurveySendSettings.model_validate(EXAMPLE["handlers"]["survey_send"])
+    load_handlers(
+        Settings(DATABASE_URL="postgresql://h/d").model_copy(update={"declared": Sources.model_validate(EXAMPLE)})
+    )
 
 
 def test_every_setting_is_in_it() -> None:
@@ -36,6 +52,6 @@ def test_every_setting_is_in_it() -> None:
 
 def test_what_it_shows_are_the_defaults() -> None:
     for model, table in SHOWN:
-        for name in table.keys() - OWN:
+        for name in {name for name in table if not model.model_fields[name].is_required()} - OWN:
             default = model.model_fields[name].default
             assert table[name] == (list(default) if isinstance(default, tuple) else default), name

@@ -12,6 +12,7 @@ KEY = """
     source     text NOT NULL,
     message_id text NOT NULL,
     edition    integer NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
 """
 UNIQUE = "UNIQUE (tenant, source, message_id, edition)"
 
@@ -29,6 +30,7 @@ def upgrade() -> None:
             dept     text,
             guest_id text NOT NULL,
             {UNIQUE})""")
+    op.execute("CREATE INDEX recipient_created_at ON survey.recipient (created_at)")  # asked by the audit
     op.execute(f"""
         CREATE TABLE survey.schedule (
             {KEY}
