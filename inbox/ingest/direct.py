@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from psycopg.types.json import Jsonb
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from inbox.errors import NotRegistered, StoreUnavailable, TransactionEnded
-from inbox.handler import Handler, Message, timeout_of
+from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.logs import LimitedLog
 from inbox.message import RESEND
 from inbox.payload import read_payload
@@ -26,7 +27,8 @@ from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, MAKE_PLACE, PUT, Place
 from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import RELEASE_SEQUENCE
 from inbox.store.statements import Accepted
-from inbox.verdict import judge
+from inbox.timeouts import Timeouts
+from inbox.verdict import Verdict, judge
 
 limited = LimitedLog(logging.getLogger(__name__))
 Row = dict[str, Any]  # what ACCEPT is given
@@ -52,43 +54,41 @@ class Direct:
         if place is None or place.answer == "HELD" or not _is_new(place, source):
             return None
         row |= _edition(place, row)
-        if order != "none" and not place.placed:
-            await self._database.one(MAKE_PLACE, row)
         handler = self._handlers.get(row["type"])
         if handler is None:
             return None
+        if order != "none" and not place.placed:
+            await self._database.one(MAKE_PLACE, row)
+        row |= {"received_at": place.received_at, "limit": self._timeouts(handler).transaction}
         try:
-            timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
-            async with asyncio.timeout(timeouts.start_to_close):
-                row |= {"received_at": place.received_at, "limit": timeouts.transaction}
-                return await self._register(row, source, handler, order)
+            async with asyncio.timeout(self._timeouts(handler).start_to_close):
+                if place.answer == "OBSOLETE":
+                    return await self._bundle(row, source, order, _nothing)
+                message = _message(row, handler, source)
+                with span("prepare"):
+                    prepared = await handler.prepare(message)
+                return await self._bundle(row, source, order, lambda tx: handler.register(tx, message, prepared))
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises is its answer
-            verdict = judge(error, handler, self._settings.system_phrase(row["source"]), source.codes)
-            if verdict.code == OwnCode.SYSTEM_ERROR:
-                limited.warning(
-                    verdict.reason, "a message was not registered, its sender is told to come again: %s", verdict.reason
-                )
-            told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
-            raise NotRegistered(verdict.code, told, final=verdict.code != OwnCode.SYSTEM_ERROR) from None
+            raise self._refusal(
+                judge(error, handler, self._settings.system_phrase(row["source"]), source.codes)
+            ) from None
 
-    async def _register(
-        self, row: Row, source: SourceSettings, handler: Handler[Any, Any], order: str
+    def _timeouts(self, handler: Handler[Any, Any]) -> Timeouts:
+        return self._settings.declared.timeouts.stretched(timeout_of(handler))
+
+    def _refusal(self, verdict: Verdict) -> NotRegistered:
+        system = verdict.code == OwnCode.SYSTEM_ERROR
+        if system:
+            limited.warning(verdict.reason, "a message was not registered, its sender comes again: %s", verdict.reason)
+        told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
+        return NotRegistered(verdict.code, told, final=not system)
+
+    async def _bundle(
+        self, row: Row, source: SourceSettings, order: str, write: Callable[[AsyncConnection], Awaitable[Outcome]]
     ) -> Accepted | None:
-        message = Message(
-            tenant=row["tenant"],
-            source=row["source"],
-            id=row["message_id"],
-            edition=row["edition"],
-            type=row["type"],
-            subject=row["subject"],
-            received_at=row["received_at"],
-            zone=ZoneInfo(source.zone),
-            payload=read_payload(handler.payload, row["content_type"], row["body"]),
-        )
-        with span("prepare"):
-            prepared = await handler.prepare(message)
+        """Store the row and all business writes in one transaction; None where order or another delivery forbids it."""
         with span("bundle"):
             async with self._database.transaction(row["limit"]) as tx:
                 connection = await driver(tx)
@@ -97,21 +97,44 @@ class Direct:
                 put = await one(connection, PUT[order], row)
                 if put is None:
                     return None
-                ending: dict[str, Any] = {"outcome": Jsonb(OBSOLETE), "notice": None, "notice_reason": None}
-                if not put.obsolete:
-                    outcome = await handler.register(tx, message, prepared)
-                    if not tx.in_transaction():
-                        raise TransactionEnded
-                    ending["outcome"] = Jsonb(dict(outcome.result))
-                    if outcome.notice:
-                        ending |= {"notice": outcome.notice.kind.value, "notice_reason": outcome.notice.reason}
-                ending |= {"id": put.id, "xact": put.xact, "sequenced": order == "sequence"}
-                finished = await one(connection, FINISH, ending | {"reports": source.report is not None})
-                if finished is None:
+                outcome = await (_nothing if put.obsolete else write)(tx)
+                if not tx.in_transaction():  # or the connection may be somebody else's by now
+                    raise TransactionEnded
+                notice = outcome.notice
+                ending = {
+                    "id": put.id,
+                    "xact": put.xact,
+                    "sequenced": order == "sequence",
+                    "outcome": Jsonb(OBSOLETE if put.obsolete else dict(outcome.result)),
+                    "notice": notice.kind.value if notice else None,
+                    "notice_reason": notice.reason if notice else None,
+                    "reports": source.report is not None,
+                }
+                finished = await one(connection, FINISH, ending)
+                if finished is None:  # it was ended behind SQLAlchemy's back (COMMIT as text)
                     raise TransactionEnded
                 if order == "sequence":  # who waits behind the gap that it fills; by arrival nobody waits for it
                     await rows(connection, RELEASE_SEQUENCE, {"id": put.id})
         return finished
+
+
+async def _nothing(_: AsyncConnection) -> Outcome:
+    return Outcome()
+
+
+def _message(row: Row, handler: Handler[Any, Any], source: SourceSettings) -> Message[Any]:
+    """Build what the handler sees. Raises InvalidPayload."""
+    return Message(
+        tenant=row["tenant"],
+        source=row["source"],
+        id=row["message_id"],
+        edition=row["edition"],
+        type=row["type"],
+        subject=row["subject"],
+        received_at=row["received_at"],
+        zone=ZoneInfo(source.zone),
+        payload=read_payload(handler.payload, row["content_type"], row["body"]),
+    )
 
 
 def _is_new(place: Place, source: SourceSettings) -> bool:

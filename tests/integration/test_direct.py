@@ -166,7 +166,9 @@ async def test_by_sequence(stack: Stack) -> None:
         return answer.status_code, answer.json().get("outcome")
 
     assert (await send(3))[0] == 201
+    asked = (await stack.hospital.seen())["guests"]
     assert await send(3) == (201, "obsolete")
+    assert (await stack.hospital.seen())["guests"] == asked  # nothing is prepared for it
     assert await send(2) == (201, "obsolete")
     assert (await send(4))[0] == 201
     assert (await send(6))[0] == 202  # a gap
