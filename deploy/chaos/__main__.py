@@ -65,10 +65,12 @@ def _run(options: Options, stack: Stack, signals: Signals, screen: Screen) -> Su
 def _tell(summary: Summary, screen: Screen) -> int:
     if summary.options.summary:
         write(summary.options.summary, json.dumps(summary.as_json(), indent=1) + "\n")
-    screen.line("\nFaults, and how long each held up what was under way")
+    screen.line("\nFaults, and how long until the first and the last of what was under way moved on")
     for one in summary.recoveries:
         screen.line(_recovery(one))
     screen.table(f"Seed {summary.options.seed}", summary.as_rows())
+    for words in summary.ended:
+        screen.line(f"note   {words}")
     for finding in summary.findings[:_SHOWN]:
         screen.line(f"WRONG  {finding}")
     if summary.findings or summary.quiet_after is None:
@@ -79,10 +81,9 @@ def _tell(summary: Summary, screen: Screen) -> int:
 
 
 def _recovery(one: Recovery) -> str:
-    beside = f", the last of {one.under_way} was {one.slowest}" if one.slowest else ", nothing was under way"
-    return (
-        f"  {one.seconds:5.1f} s  {one.done.fault}{beside}{' (other faults came meanwhile)' if one.disturbed else ''}"
-    )
+    beside = f"the last of {one.under_way} was {one.slowest}" if one.slowest else "nothing was under way"
+    others = " (other faults came meanwhile)" if one.disturbed else ""
+    return f"  {one.first:5.1f} s {one.seconds:6.1f} s  {one.done.fault}, {beside}{others}"
 
 
 if __name__ == "__main__":

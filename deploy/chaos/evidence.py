@@ -113,18 +113,26 @@ _COUNTERS = "SELECT name, value FROM reporting.counter"
 _OPEN = """
     SELECT (SELECT count(*) FROM inbox.message WHERE closed_at IS NULL) AS open,
            (SELECT count(*) FROM inbox.message WHERE parked) AS parked,
-           (SELECT count(*) FROM inbox.report WHERE closed_at IS NULL) AS owed"""
+           (SELECT count(*) FROM inbox.report WHERE closed_at IS NULL) AS owed,
+           (SELECT coalesce(sum(tries), 0) FROM inbox.message) AS tries,
+           (SELECT coalesce(sum(tries), 0) FROM inbox.report) AS calls"""
+
+_UNDER_WAY = """
+    SELECT count(*) AS n FROM inbox.message WHERE closed_at IS NULL AND held_since IS NULL AND next_try_at IS NULL"""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What has not ended yet."""
+    """What has not ended yet; two that are equal saw nothing move in between."""
 
     open: int
     parked: int
     owed: int
+    tries: int
+    calls: int
 
-    def __bool__(self) -> bool:
+    @property
+    def anything(self) -> bool:
         """Whether there is anything."""
         return bool(self.open or self.parked or self.owed)
 
@@ -133,6 +141,12 @@ def waiting(database: str) -> Waiting:
     """Count what has not ended yet. Raises psycopg.Error."""
     with _connect(database) as connection:
         return Waiting(**(connection.execute(_OPEN).fetchone() or {}))
+
+
+def under_way(database: str) -> int:
+    """Count the messages that neither have ended nor wait for something. Raises psycopg.Error."""
+    with _connect(database) as connection:
+        return int((connection.execute(_UNDER_WAY).fetchone() or {"n": 0})["n"])
 
 
 def read_rows(database: str) -> tuple[dict[Key, Row], list[str], dict[str, int]]:

@@ -46,7 +46,7 @@ def _name(row: Row | Message) -> str:
 
 
 def _answers(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Every answer was what its delivery deserved."""
+    """Tell of each answer that its delivery did not deserve."""
     for (source, name), heard in evidence.heard.items():
         for words in heard.wrong:
             yield f"{source}/{name}", words
@@ -55,7 +55,7 @@ def _answers(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _stored(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """What was answered with a 2xx is stored, with its content; and nothing is stored that nobody sent."""
+    """Find what was answered with a 2xx and is not stored with its content, and what is stored and nobody sent."""
     for key, heard in evidence.heard.items():
         if heard.acknowledged_at is not None and key not in evidence.rows:
             yield "/".join(key), "was answered with a 2xx and is not stored"
@@ -69,7 +69,7 @@ def _stored(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _ended(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Accepted is completed and dead; none is open, held or parked."""
+    """Find what is open, held or parked: accepted is completed and dead."""
     for row in evidence.rows.values():
         if row.status not in {"COMPLETED", "DEAD"} or row.closed_at is None:
             yield _name(row), f"is still {row.status}, {'held, ' if row.held else ''}{row.tries} tries"
@@ -78,12 +78,13 @@ def _ended(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _fates(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Each message ended as it had to, or died of what was done to it."""
+    """Find what ended otherwise than it had to, and not of what was done to it."""
     for key, row in evidence.rows.items():
         message = evidence.sent.get(key)
         if message is None or (row.status == "DEAD" and row.code in _OF_FAULTS):
             continue
-        if row.status == "COMPLETED" and message.fate not in {"completes", "either"}:
+        # What is obsolete is closed unread.
+        if row.applied and message.fate not in {"completes", "either"}:
             yield _name(row), f"completed, and had to die of {message.fate}"
         discarded = row.code == _DISCARDED and _commanded(evidence, "discard", key)
         dies_of = "FORM_NOT_REGISTERED" if message.fate == "either" else message.fate
@@ -92,7 +93,7 @@ def _fates(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _bundles(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """A bundle for each message that was applied, exactly one, and for no other."""
+    """Look for a bundle of each message that was applied, exactly one, and of no other."""
     for stray in evidence.strays:
         yield stray, "has no message"
     for key, row in evidence.rows.items():
@@ -106,7 +107,7 @@ def _bundles(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _counters(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """A counter is the number of its messages that were applied, and each of them moved it by one."""
+    """Compare each counter with its messages that were applied: each moved it by one."""
     moved: dict[str, list[int]] = {}
     for key, row in evidence.rows.items():
         message = evidence.sent.get(key)
@@ -121,7 +122,7 @@ def _counters(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _tries(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Tries within the limit, and a line for each that did not complete its message."""
+    """Look for tries beyond the limit, and for a line of each that did not complete its message."""
     for row in evidence.rows.values():
         spent = row.tries - row.tries_before
         if spent > row.max_tries:
@@ -132,7 +133,7 @@ def _tries(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _owed(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """The reports that a message must have, by kind, each closed."""
+    """Compare the reports of each message with those that it must have, by kind, each of them closed."""
     for key, row in evidence.rows.items():
         message = evidence.sent.get(key)
         for report in row.reports:
@@ -156,16 +157,12 @@ def _owed(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def _says_why(row: Row, reports: tuple[Report, ...]) -> bool:
     last = reports[-1] if reports else None
     # A parked message that is discarded was reported when it died.
-    return (
-        last is not None
-        and last.kind == "DEAD"
-        and last.state == "SENT"
-        and (last.code == row.code or row.code == _DISCARDED)
-    )
+    codes = {row.code, last.code} if last is not None and row.code == _DISCARDED else {row.code}
+    return last is not None and (last.kind, last.state) == ("DEAD", "SENT") and last.code in codes
 
 
 def _told(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    """Upstream took each report that was sent, under one key, in the same words each time; and heard nothing else."""
+    """Find what upstream did not take, or heard under another key, in other words, or without a report of it."""
     heard: dict[str, list[tuple[str, int]]] = {}
     for seen in evidence.seen:
         heard.setdefault(seen.key, []).append((repr(seen.body), seen.status))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psycopg
 
+from deploy.chaos.pace import Pace
 from deploy.chaos.plan import CROWD, KILL, LOCK, POSTGRES, STOP, Fault
 from deploy.chaos.processes import family, signal_all
 from deploy.chaos.stack import Stack
@@ -21,6 +24,7 @@ _LOOK = 0.1  # seconds
 _LATER = 0.5  # seconds until a fault is tried again whose victim is down already
 _AGAIN = 0.3  # seconds until what ended by itself is launched again
 _CROWD = 400  # connections at most
+_PUSH = 0.05  # seconds until one that was refused tries again
 
 
 @dataclass
@@ -32,31 +36,56 @@ class Done:
     back_at: float | None = None
 
 
+class Crowd:
+    """Takes every connection that Postgres has for those who are no superuser, and each that becomes free."""
+
+    def __init__(self, database: str) -> None:
+        """Begin, as the login of this libpq URL."""
+        self._database = database
+        self._over = threading.Event()
+        self._connections: list[psycopg.Connection] = []
+        self._thread = threading.Thread(target=self._push, daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Let all of them go."""
+        self._over.set()
+        self._thread.join()
+        for one in self._connections:
+            one.close()
+
+    def _push(self) -> None:
+        while not self._over.is_set() and len(self._connections) < _CROWD:
+            try:
+                self._connections.append(psycopg.connect(self._database, connect_timeout=2))
+            except psycopg.Error:
+                self._over.wait(_PUSH)
+
+
 class Keeper:
     """Faults come by the plan; what is down is launched again after the fault's own delay."""
 
-    def __init__(self, stack: Stack, signals: Signals, line: Callable[[str], None]) -> None:
+    def __init__(
+        self, stack: Stack, faults: Sequence[Fault], pace: Pace, signals: Signals, line: Callable[[str], None]
+    ) -> None:
         """Do nothing yet; ``line`` shows a line to the reader of the screen."""
+        self._plan = deque(faults)
+        self._pace = pace
         self._stack = stack
         self._signals = signals
         self._line = line
-        self._began = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._hurt: set[str] = set()  # who is down, stopped or held up by us
         self.done: list[Done] = []
         self.ended: list[str] = []  # what ended though nobody killed it
 
-    def begin(self, faults: list[Fault]) -> None:
-        """Put the plan on the agenda; its time begins now."""
-        self._began = time.monotonic()
-        for fault in faults:
-            self._at(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
-
     def run(self, until: Callable[[], bool]) -> None:
         """Work on the agenda until the condition holds. Raises Interrupted on a wish to stop."""
         while not until():
             self._signals.check()
+            while self._plan and self._plan[0].at <= self._pace.now():
+                self._strike(self._plan.popleft())
             while self._agenda and self._agenda[0][0] <= time.monotonic():
                 heapq.heappop(self._agenda)[2]()
             self._look()
@@ -64,16 +93,13 @@ class Keeper:
 
     def idle(self) -> bool:
         """Whether every fault is over and everybody is back."""
-        return not self._agenda
-
-    def _at(self, seconds: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (self._began + seconds, next(self._count), what))
+        return not self._plan and not self._agenda
 
     def _after(self, seconds: float, what: Callable[[], None]) -> None:
-        self._at(time.monotonic() - self._began + seconds, what)
+        heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._count), what))
 
     def _say(self, text: str) -> None:
-        self._line(f"{time.monotonic() - self._began:7.1f} s  {text}")
+        self._line(f"{self._pace.now():7.1f} s  {text}")
 
     def _strike(self, fault: Fault) -> None:
         whom = fault.whom
@@ -120,20 +146,7 @@ class Keeper:
         return holder.close
 
     def _crowd(self, _: str) -> Callable[[], None]:
-        """Take every connection that Postgres has left for those who are no superuser."""
-        crowd: list[psycopg.Connection] = []
-        try:
-            while len(crowd) < _CROWD:
-                crowd.append(psycopg.connect(self._stack.logins["reader"], connect_timeout=2))
-        except psycopg.Error:
-            if not crowd:
-                raise
-
-        def leave() -> None:
-            for one in crowd:
-                one.close()
-
-        return leave
+        return Crowd(self._stack.logins["reader"]).leave
 
     def _launch(self, whom: str) -> None:
         try:
@@ -154,4 +167,8 @@ class Keeper:
                 self._say(f"{name} ended by itself ({code})")
                 self.ended.append(f"{name} ended by itself ({code}); its log: {service.log}")
             self._hurt.add(name)
-            self._after(_AGAIN, lambda name=name: (self._hurt.discard(name), self._launch(name)))  # type: ignore[misc,return-value]
+            self._after(_AGAIN, lambda name=name: self._again(name))  # type: ignore[misc]
+
+    def _again(self, whom: str) -> None:
+        self._hurt.discard(whom)
+        self._launch(whom)

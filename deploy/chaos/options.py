@@ -60,7 +60,7 @@ def _number(environment: Mapping[str, str], name: str, default: int, least: int)
 
 
 def toml(tokens: Mapping[str, str], hospital: str) -> str:
-    """Return the INBOX_CONFIG of a run. Time-outs and dispatch are the product's own defaults: they are what is tried."""
+    """Return the INBOX_CONFIG of a run: time-outs and dispatch are the product's own defaults, which are tried here."""
     survey = 'types = ["survey.send"]\nzone = "Asia/Seoul"'
     count = 'types = ["report.count"]'
     sources = {

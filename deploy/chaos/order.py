@@ -32,7 +32,7 @@ def faults(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 
 def _by_arrival(evidence: Evidence, rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """What was acknowledged before another was sent has the lower ID, and goes first.
+    """Find whoever was acknowledged before another was sent, and has the higher ID or went second.
 
     Of two that were under way at once either may be visible first. Those may be late that were DEAD once and let the
     others go: redriven, they come when they come. One that is parked keeps its place when it is redriven.
@@ -80,7 +80,7 @@ def _by_sequence(evidence: Evidence, rows: Sequence[Row]) -> Iterator[tuple[str,
 
 
 def _start(evidence: Evidence, rows: Sequence[Row]) -> int:
-    """Return the highest number that can have been the subject's first: those that were sent before one was answered."""
+    """Return the highest number that can have been the subject's first: of those sent before one was answered."""
     heard = [(evidence.heard[row.key], row.number or 0) for row in rows if row.key in evidence.heard]
     answered = min((h.acknowledged_at for h, _ in heard if h.acknowledged_at is not None), default=float("inf"))
     return max((number for h, number in heard if h.sent_at <= answered), default=0)

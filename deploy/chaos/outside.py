@@ -12,6 +12,7 @@ import httpx
 import psycopg
 
 from deploy.chaos.options import WARD, Options
+from deploy.chaos.pace import Pace
 from deploy.chaos.stack import Stack
 from deploy.chaos.traffic import LATER, forms
 from deploy.dev.programs import ROOT
@@ -21,6 +22,7 @@ _MOOD = (8.0, 20.0)  # seconds between two
 _DOWN = (0.5, 2.5)  # seconds
 _LOOKS = (3.0, 8.0)  # seconds between two of the operator's looks
 _REDRIVES = 3  # messages in one look
+_SAME = 2  # redrives of one parked message, then it is released or discarded
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Command:
 class Upstream:
     """The stand-in hospital's knowledge and moods."""
 
-    def __init__(self, stack: Stack, options: Options) -> None:
+    def __init__(self, stack: Stack, options: Options, pace: Pace) -> None:
         """Nothing yet."""
+        self._pace = pace
         self._url = stack.hospital
         self._options = options
         self.faults = 0
@@ -54,7 +57,7 @@ class Upstream:
             group.create_task(self._moods())
 
     async def _register_later(self) -> None:
-        await asyncio.sleep(self._options.seconds * _LATER_FROM)
+        await self._pace.reached(self._options.seconds * _LATER_FROM)
         await self._control(forms=forms(all_of_them=True))
 
     async def _moods(self) -> None:
@@ -62,7 +65,7 @@ class Upstream:
         while True:
             await asyncio.sleep(dice.uniform(*_MOOD))
             self.faults += 1
-            if dice.random() < 0.5:
+            if dice.choice([True, False]):
                 await self._control(reports=dice.choices([200, 429, 500, 503], k=4))
                 continue
             await self._control(down=True)
@@ -99,7 +102,7 @@ class Operator:
         )
         for source, name, heals in found:
             redriven = sum(c.verb == "redrive" and (c.source, c.id) == (source, name) for c in self.commands)
-            verbs = ["redrive"] if heals and redriven < 2 else ["release", "discard"]
+            verbs = ["redrive"] if heals and redriven < _SAME else ["release", "discard"]
             await self._command(self._dice.choice(verbs), source, name)
 
     async def _dead(self) -> None:

@@ -14,8 +14,8 @@ TEMPORAL, POSTGRES = "Temporal", "Postgres"
 KILL, STOP, LOCK, CROWD = "kill -9", "SIGSTOP", "lock", "crowd"
 
 _SETTLES = 2.0  # seconds of traffic before the first fault
-# In every twenty faults. What is stopped is stopped for less than a heartbeat time-out (5 s) or a statement's (10 s),
-# or for longer; and a worker for longer than a whole try may take (30 s).
+# In every twenty faults. A stop lasts less than a heartbeat time-out (5 s) or a statement's (10 s), or more; a worker's
+# rarely more than a whole try may take (30 s).
 _DECK: tuple[tuple[str, str, float, float], ...] = (
     *[(KILL, "worker", 0.1, 3.0)] * 4,
     *[(KILL, "ingest", 0.1, 3.0)] * 3,
@@ -38,7 +38,7 @@ _RARE: tuple[tuple[str, str, float, float], ...] = (
 
 @dataclass(frozen=True)
 class Fault:
-    """``what`` is done to ``whom``, ``at`` seconds from the beginning; it is back, or let go, ``lasts`` seconds later."""
+    """``what`` is done to ``whom``, ``at`` seconds from the beginning; after ``lasts`` more it is back, or let go."""
 
     at: float
     what: str

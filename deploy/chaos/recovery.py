@@ -18,10 +18,12 @@ _ALONE = (POSTGRES, TEMPORAL)  # there is one of it: nothing goes on before it i
 class Recovery:
     """Seconds from a fault (of a lone server: from its being back) until all that was under way had moved on.
 
-    ``under_way``: messages that were; ``disturbed``: another fault came meanwhile; ``slowest`` moved on last.
+    ``first``: until any of it had; ``under_way``: how many messages; ``disturbed``: another fault came meanwhile;
+    ``slowest`` moved on last.
     """
 
     done: Done
+    first: float
     seconds: float
     under_way: int
     disturbed: bool
@@ -55,13 +57,14 @@ def recoveries(faults: Sequence[Done], rows: Iterable[Row]) -> list[Recovery]:
         end = slowest.sign_after(done.at) if slowest else origin
         others = [o for o in faults if o is not done and o.at < max(end, done.back_at) and (o.back_at or end) > done.at]
         key = f"{slowest.row.source}/{slowest.row.id}" if slowest else ""
-        found.append(Recovery(done, max(0.0, end - origin), len(waiting), bool(others), key))
+        soonest = min((course.sign_after(done.at) for course in waiting), default=origin)
+        times = max(0.0, soonest - origin), max(0.0, end - origin)
+        found.append(Recovery(done, *times, len(waiting), bool(others), key))
     return found
 
 
-def middle_and_worst(some: Sequence[Recovery]) -> tuple[float, float]:
+def middle_and_worst(times: Sequence[float]) -> tuple[float, float]:
     """Return median and worst, in seconds; 0 where there is none."""
-    times = [one.seconds for one in some]
     return (median(times), max(times)) if times else (0.0, 0.0)
 
 

@@ -11,17 +11,19 @@ from contextlib import suppress
 import httpx
 import psycopg
 
-from deploy.chaos.evidence import Evidence, read_rows, read_seen, waiting
+from deploy.chaos.evidence import Evidence, Waiting, read_rows, read_seen, under_way, waiting
 from deploy.chaos.keeper import Keeper
 from deploy.chaos.options import Options
 from deploy.chaos.outside import Operator, Upstream
+from deploy.chaos.pace import UNDER_WAY, Pace
 from deploy.chaos.plan import draw_faults
 from deploy.chaos.senders import Senders
 from deploy.chaos.stack import Stack
 from deploy.chaos.traffic import Traffic, draw
 from deploy.dev.signals import Interrupted, Signals
 
-_QUIET = 180.0  # seconds from the last fault and delivery, in which everything must have ended
+# Seconds in which something must have moved: longer than a lease or a lost call (30 s), shorter than dispatch.again.
+_STILL = 90.0
 _LOOK = 0.5  # seconds between two looks
 
 
@@ -35,16 +37,17 @@ class Run:
         self._signals = signals
         self._line = line
         self._stopped = False
-        self.keeper = Keeper(stack, signals, line)
-        self.senders = Senders(stack.ingests, stack.tokens, options.seed)
-        self.upstream = Upstream(stack, options)
+        self._pace = Pace()
+        self.keeper = Keeper(stack, draw_faults(options), self._pace, signals, line)
+        self.senders = Senders(stack.ingests, stack.tokens, options.seed, self._pace)
+        self.upstream = Upstream(stack, options, self._pace)
         self.operator = Operator(stack, options.seed)
         self.quiet_after: float | None = None  # seconds; None where something never ended
 
     def run(self) -> Evidence:
         """Return the evidence when all is quiet, or when it will not be. Raises Interrupted."""
         traffic = draw(self._options)
-        self.keeper.begin(draw_faults(self._options))
+        self._pace.begin()
         pool = ThreadPoolExecutor(1, thread_name_prefix="outside")
         outside = pool.submit(asyncio.run, self._outside(traffic))
         outside.add_done_callback(lambda _: self._signals.wake())
@@ -62,32 +65,41 @@ class Run:
         moods = asyncio.create_task(self.upstream.run())
         operating = asyncio.create_task(self.operator.run(lambda: self.senders.end is not None or self._stopped))
         sending = asyncio.create_task(self.senders.run(traffic.lists))
-        while not self.keeper.idle():
+        while not self.keeper.idle() or self._pace.now() < self._options.seconds:
+            await asyncio.to_thread(self._keep_pace)
             await self._pause()
+        self._pace.hold(when=False)
         self.senders.end = time.monotonic()
         moods.cancel()
         with suppress(asyncio.CancelledError):
             await moods
         await self.upstream.settle()
         await asyncio.gather(sending, operating)
-        self._line(f"          faults and traffic are over; waiting until all has ended, {_QUIET:.0f} s at most")
+        self._line("          faults and traffic are over; waiting until all has ended")
         await self._settle()
 
     async def _settle(self) -> None:
-        began = time.monotonic()
-        while time.monotonic() < began + _QUIET:
+        """Wait until all has ended, as long as anything moves: a slow machine is no fault."""
+        before, moved = None, time.monotonic()
+        while time.monotonic() < moved + _STILL:
             left = await asyncio.to_thread(self._left)
-            if not left:
-                self.quiet_after = time.monotonic() - began
+            if left is not None and not left.anything:
+                self.quiet_after = time.monotonic() - (self.senders.end or 0)
                 return
+            if left is not None and left != before:
+                before, moved = left, time.monotonic()
             await self.operator.look_at_parked()
             await self._pause()
 
-    def _left(self) -> bool:
+    def _keep_pace(self) -> None:
+        with suppress(psycopg.Error):  # then as it was
+            self._pace.hold(when=under_way(self._stack.database) > UNDER_WAY)
+
+    def _left(self) -> Waiting | None:
         try:
-            return bool(waiting(self._stack.database))
+            return waiting(self._stack.database)
         except psycopg.Error:
-            return True
+            return None
 
     async def _pause(self) -> None:
         if self._stopped:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from deploy.chaos.pace import Pace
 from deploy.chaos.traffic import Delivery, Key, Message
 
 _ANSWER = 4.0  # seconds that a sender waits for an answer
@@ -39,23 +40,23 @@ class Senders:
     ingests: Sequence[str]
     tokens: Mapping[str, str]
     seed: int
+    pace: Pace
     heard: dict[Key, Heard] = field(default_factory=dict)
     end: float | None = None  # monotonic time of the end of the faults
     left: int = 0  # deliveries that are still to be made
 
     async def run(self, lists: Sequence[Sequence[Delivery]]) -> None:
         """Deliver everything."""
-        began = time.monotonic()
         self.left = sum(map(len, lists))
         async with asyncio.TaskGroup() as group:
             for number, deliveries in enumerate(lists):
-                group.create_task(self._send(number, deliveries, began))
+                group.create_task(self._send(number, deliveries))
 
-    async def _send(self, number: int, deliveries: Sequence[Delivery], began: float) -> None:
+    async def _send(self, number: int, deliveries: Sequence[Delivery]) -> None:
         dice = random.Random(f"sender {self.seed} {number}")
         async with httpx.AsyncClient(trust_env=False, timeout=_ANSWER) as client:
             for delivery in deliveries:
-                await asyncio.sleep(max(0.0, began + delivery.at - time.monotonic()))
+                await self.pace.reached(delivery.at)
                 await self._deliver(client, delivery, dice)
                 self.left -= 1
 

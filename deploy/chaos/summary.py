@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from deploy.chaos.evidence import Evidence
@@ -42,7 +43,9 @@ class Summary:
             "reused_refused": sum(h.refused for h in heard),
             "tries_lost": sum(line.code == "TRY_LOST" for row in rows for line in row.lines),
             "redriven": sum(row.generation > 1 for row in rows),
-            "reports_taken": len({seen.key for seen in self.evidence.seen if seen.status < 300}),
+            "reports_taken": len(
+                {seen.key for seen in self.evidence.seen if seen.status < HTTPStatus.MULTIPLE_CHOICES}
+            ),
             "operators_commands": len(self.evidence.commands),
             "upstream_faults": self.upstream_faults,
         }
@@ -52,8 +55,13 @@ class Summary:
         table = {name.replace("_", " "): str(count) for name, count in self.counts.items()}
         for title, some in self._groups().items():
             if some:
-                middle, worst = middle_and_worst(some)
-                table[f"recovery, {title} ({len(some)})"] = f"median {middle:.1f} s, worst {worst:.1f} s"
+                first, last = (
+                    middle_and_worst([one.first for one in some]),
+                    middle_and_worst([one.seconds for one in some]),
+                )
+                table[f"recovery, {title} ({len(some)})"] = (
+                    f"{first[0]:.1f} s, {first[1]:.1f} s; {last[0]:.1f} s, {last[1]:.1f} s"
+                )
         quiet = "never" if self.quiet_after is None else f"{self.quiet_after:.1f} s"
         return table | {"all ended after the last fault": quiet, "findings": str(len(self.findings))}
 
@@ -65,7 +73,11 @@ class Summary:
             "kills": self.options.kills,
             "counts": self.counts,
             "recovery": {
-                title: dict(zip(("median", "worst"), middle_and_worst(some), strict=True)) | {"faults": len(some)}
+                title: {
+                    "faults": len(some),
+                    "first": _figures([one.first for one in some]),
+                    "all": _figures([one.seconds for one in some]),
+                }
                 for title, some in self._groups().items()
             },
             "faults": [
@@ -74,7 +86,8 @@ class Summary:
                     "whom": one.done.fault.whom,
                     "at": one.done.at,
                     "back_after": (one.done.back_at or one.done.at) - one.done.at,
-                    "recovery": one.seconds,
+                    "first": one.first,
+                    "all": one.seconds,
                     "under_way": one.under_way,
                     "disturbed": one.disturbed,
                     "slowest": one.slowest,
@@ -94,3 +107,7 @@ class Summary:
             whom = one.done.fault.whom.rstrip(" 123")
             groups.setdefault(f"{one.done.fault.what} {whom}", []).append(one)
         return groups
+
+
+def _figures(times: Sequence[float]) -> dict[str, float]:
+    return dict(zip(("median", "worst"), middle_and_worst(times), strict=True))

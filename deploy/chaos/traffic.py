@@ -15,6 +15,10 @@ _A_SUBJECT = {HOSPITAL: 14, LEDGER: 14, WARD: 5, COUNTS: 10, NUMBERED: 12}  # me
 _SHARED = 0.2  # of the subjects are sent by more than one sender
 _AGAIN = 0.12  # of the messages are sent once more, and as many a third time of those
 _REUSED = 0.04  # of the IDs are used again for other content
+_ILL = 0.10  # of the surveys are of a form that fails their tries
+_LATE = 0.04  # of the rest come too late to be sent
+_INVALID = 0.04  # of the counts do not fit their handler's model
+_LEGACY = 0.5  # of the hospital's come through its old door
 
 # What the stand-in hospital knows: a form for each fate.
 FATES = {
@@ -26,6 +30,7 @@ FATES = {
 }
 _FORMS = [f"C-OK{n}" for n in range(6)]
 LATER = "C-LATER"
+_ILL_FORMS = {HOSPITAL: ["C-NONE", "C-GROUP", "C-CLOSED", LATER], WARD: ["C-NONE", LATER]}
 INVALID = "INVALID_PAYLOAD"
 PAST, FUTURE = "20200101093000", "20991201093000"
 
@@ -153,14 +158,8 @@ def _numbers(dice: random.Random, count: int) -> Iterator[tuple[str, int]]:
 
 
 def _survey(dice: random.Random, source: str, name: str, patient: str) -> Message:
-    form, late = dice.choice(_FORMS), False
-    roll = dice.random()
-    if source == WARD and roll < 0.12:  # a parked one needs an operator
-        form = dice.choice(["C-NONE", LATER])
-    elif roll < 0.10:
-        form = dice.choice(["C-NONE", "C-GROUP", "C-CLOSED", LATER])
-    elif roll < 0.14:
-        late = True
+    form = dice.choice(_ILL_FORMS[source] if dice.random() < _ILL else _FORMS)
+    late = form in _FORMS and dice.random() < _LATE
     fate = next(fate for known, fate in FATES.items() if form.startswith(known))
     data = {
         "srvyDrawupNo": name,
@@ -170,12 +169,12 @@ def _survey(dice: random.Random, source: str, name: str, patient: str) -> Messag
         "recipientNm": "홍길동",
         "mobile": "010-0000-0001",
     }
-    legacy = source == HOSPITAL and dice.random() < 0.5
+    legacy = source == HOSPITAL and dice.random() < _LEGACY
     return Message(source, name, "survey.send", patient, None, data, fate, late, legacy)
 
 
 def _count(dice: random.Random, source: str, name: str, subject: str, number: int | None) -> Message:
-    if dice.random() < 0.04:
-        return Message(source, name, "report.count", subject, number, {"nothing": name}, INVALID, False, False)
-    data = {"counter": f"{source}:{subject}", "of": name}
-    return Message(source, name, "report.count", subject, number, data, "completes", False, False)
+    valid = dice.random() >= _INVALID
+    data = {"counter": f"{source}:{subject}", "of": name} if valid else {"nothing": name}
+    fate = "completes" if valid else INVALID
+    return Message(source, name, "report.count", subject, number, data, fate, False, False)
