@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -142,17 +143,21 @@ class Dispatcher:
         for route in ROUTES:
             rows, more = await self._lease(route.queue)
             full = full or more
-            jobs += [(route, row) for row in rows]
+            jobs += [(route, *row) for row in rows]
         async with asyncio.TaskGroup() as group:  # unlike gather, it waits for those that it cancels
-            starts = [group.create_task(self._start(route, row)) for route, row in jobs]
+            starts = [group.create_task(self._start(*job)) for job in jobs]
         answered = [start.result() for start in starts]
         if answered:
             self._away = 0 if any(answered) else self._away + 1
         return full and not self._away
 
-    async def _lease(self, queue: Queue) -> tuple[list[Leased], bool]:
-        """Lease a fair share of each source; while Temporal is away a single row, to find it back."""
-        found: list[Leased] = []
+    async def _lease(self, queue: Queue) -> tuple[list[tuple[Leased, float]], bool]:
+        """Lease a fair share of each source; while Temporal is away a single row, to find it back.
+
+        With each row: until when its start may begin (monotonic time), to be answered before the lease ends.
+        """
+        found: list[tuple[Leased, float]] = []
+        timeouts = self._settings.declared.timeouts
         full = False
         limits = {"again": self._dispatch.again, "window": self._dispatch.cap * CAP_WINDOW}
         for due in await self._database.run(queue.due_sources, limits):
@@ -161,26 +166,33 @@ class Dispatcher:
                 share = min(share, 1 - len(found))
             if share <= 0:
                 continue
+            # By the clock from before the statement: the lease cannot end sooner than it says.
+            latest = time.monotonic() + timeouts.lease - timeouts.rpc
             rows = await self._database.run(
                 queue.lease,
                 {
                     "source": due.source,
                     "share": share,
                     "again": self._dispatch.again,
-                    "lease": self._settings.declared.timeouts.lease,
+                    "lease": timeouts.lease,
                     "order": self._order(due.source),
                 },
             )
             full = full or len(rows) == share
-            found += [row for row in rows if not row.put_off]
+            found += [(row, latest) for row in rows if not row.put_off]
         return found, full
 
-    async def _start(self, route: Route, row: Leased) -> bool:
-        """Start one row's workflow and mark it, or put it back. Return whether Temporal gave an answer."""
+    async def _start(self, route: Route, row: Leased, latest: float) -> bool:
+        """Start one row's workflow and mark it, or put it back. Return whether Temporal gave an answer.
+
+        One whose turn comes too late in its lease is left to the next: two processes would start it.
+        """
         try:
             async with self._slots:
                 if row.contested and not await self._may_go(route, row):
                     return True
+                if time.monotonic() > latest:
+                    return False
                 with _trace_of(row):
                     run_id = await self._start_or_wake(route, row)
                 if run_id is not None:

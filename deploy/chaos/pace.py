@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-UNDER_WAY = 100  # messages: held-up ones must not hide how long a fault holds them up
+UNDER_WAY = 40  # messages: a queue must not hide how long a fault holds them up
 _LOOK = 0.25  # seconds
 
 
