@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
+from temporalio.client import Client
 
 from deploy.chaos.outside import Command
 from deploy.chaos.senders import Heard
@@ -98,6 +99,7 @@ class Evidence:
     counters: Mapping[str, int]
     seen: Sequence[Seen]
     commands: Sequence[Command]
+    running: Sequence[str] = ()  # workflow IDs of executions that did not end with their rows
 
 
 _ROWS = """
@@ -171,6 +173,12 @@ def read_rows(database: str) -> tuple[dict[Key, Row], list[str], dict[str, int]]
 def read_seen(content: Mapping[str, Any]) -> list[Seen]:
     """Return the reports among what the hospital says that it has seen."""
     return [Seen(str(r["key"]), r["body"], r["status"]) for r in content["reports"]]
+
+
+async def running(temporal: str) -> list[str]:
+    """List the executions that have not ended. Raises RPCError, and RuntimeError where nobody answers."""
+    client = await Client.connect(temporal)
+    return [found.id async for found in client.list_workflows("ExecutionStatus = 'Running'")]
 
 
 def _connect(database: str) -> psycopg.Connection[dict[str, Any]]:

@@ -192,6 +192,12 @@ def _right_words(body: object, report: Report, name: str) -> bool:
     return (about, body.get("result"), body.get("code")) == (name, _RESULT[report.kind], report.code)
 
 
+def _executions(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Find executions that outlive their rows."""
+    for workflow in evidence.running:
+        yield workflow, "is still running, and its row is closed"
+
+
 def _in_order(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield from order.faults(evidence)
 
@@ -211,4 +217,5 @@ RULES: dict[str, Rule] = {
     "owed": _owed,
     "told": _told,
     "order": _in_order,
+    "executions": _executions,
 }

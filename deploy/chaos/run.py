@@ -10,8 +10,9 @@ from contextlib import suppress
 
 import httpx
 import psycopg
+from temporalio.service import RPCError
 
-from deploy.chaos.evidence import Evidence, Waiting, read_rows, read_seen, under_way, waiting
+from deploy.chaos.evidence import Evidence, Waiting, read_rows, read_seen, running, under_way, waiting
 from deploy.chaos.keeper import Keeper
 from deploy.chaos.options import Options
 from deploy.chaos.outside import Operator, Upstream
@@ -37,6 +38,7 @@ class Run:
         self._signals = signals
         self._line = line
         self._stopped = False
+        self._running: list[str] = []
         self._pace = Pace()
         self.keeper = Keeper(stack, draw_faults(options), self._pace, signals, line)
         self.senders = Senders(stack.ingests, stack.tokens, options.seed, self._pace)
@@ -85,10 +87,21 @@ class Run:
             left = await asyncio.to_thread(self._left)
             if left is not None and not left.anything:
                 self.quiet_after = time.monotonic() - (self.senders.end or 0)
+                await self._let_executions_end()
                 return
             if left is not None and left != before:
                 before, moved = left, time.monotonic()
             await self.operator.look_at_parked()
+            await self._pause()
+
+    async def _let_executions_end(self) -> None:
+        """Wait until no execution runs any more: the last ones end just behind their rows."""
+        limit = time.monotonic() + _STILL
+        while time.monotonic() < limit:
+            with suppress(RPCError, RuntimeError):
+                self._running = await running(self._stack.temporal)
+                if not self._running:
+                    return
             await self._pause()
 
     def _keep_pace(self) -> None:
@@ -111,4 +124,5 @@ class Run:
         with httpx.Client(trust_env=False, timeout=30) as client:
             seen = read_seen(client.get(f"{self._stack.hospital}/_seen").json())
         sent = {message.key: message for message in traffic.messages}
-        return Evidence(sent, self.senders.heard, rows, strays, counters, seen, self.operator.commands)
+        heard, commands = self.senders.heard, self.operator.commands
+        return Evidence(sent, heard, rows, strays, counters, seen, commands, self._running)

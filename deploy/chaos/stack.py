@@ -36,6 +36,7 @@ class Stack:
         self.ingests: list[str] = []
         self.hospital = ""
         self.database = ""  # libpq URL of the owner
+        self.temporal = ""  # host:port
         self.logins: dict[str, str] = {}  # libpq URL of each part
         self.operators_environment: dict[str, str] = {}
 
@@ -50,7 +51,7 @@ class Stack:
         postgres = Postgres(self._run / "postgres", log=self._log("postgres"))
         temporal = Temporal(self._run, log=self._log("temporal"))
         self._begin([hospital, postgres, temporal])
-        self.hospital, self.database = hospital.url, postgres.url
+        self.hospital, self.database, self.temporal = hospital.url, postgres.url, temporal.address
         write(config, toml(self.tokens, hospital.url), 0o600)
         base |= {"DATABASE_URL": postgres.url, "TEMPORAL_ADDRESS": temporal.address}
         Migrate(self._log("migrate"), base).run(self._check)

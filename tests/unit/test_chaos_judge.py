@@ -300,8 +300,12 @@ def test_a_bundle_of_no_message_is_said() -> None:
     assert said(a_good_run().evidence(strays=["hospital/H-9"])) == {("bundles", "hospital/H-9")}
 
 
+def test_an_execution_that_outlives_its_row_is_said() -> None:
+    assert said(a_good_run().evidence(running=["inbox/hospital/H-1"])) == {("executions", "inbox/hospital/H-1")}
+
+
 def test_every_rule_has_been_seen_to_fail() -> None:
-    assert {rule for _, rule, _ in MUTATIONS.values()} == set(RULES)
+    assert {rule for _, rule, _ in MUTATIONS.values()} | {"executions"} == set(RULES)
 
 
 # What may overtake
