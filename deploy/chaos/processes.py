@@ -20,6 +20,16 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def working_in(folder: Path) -> list[int]:
+    """Return the processes whose directory is in the folder: backends that were stopped when their run was killed."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if (entry / "cwd").readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
 def _parents() -> list[tuple[int, int]]:
     if not Path("/proc/self/stat").exists():
         listed = subprocess.run(["/bin/ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)

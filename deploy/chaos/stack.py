@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.chaos.options import SOURCES, Options, toml
 from deploy.chaos.plan import INGESTS, POSTGRES, TEMPORAL, WORKERS
+from deploy.chaos.processes import family, signal_all, working_in
 from deploy.dev.leftovers import end_leftovers, note_children
 from deploy.dev.logins import logins
 from deploy.dev.pollers import TemporalAccess
@@ -43,6 +45,7 @@ class Stack:
     def start(self) -> None:
         """Start everything and return when all of it answers. Raises StackError."""
         end_leftovers(self._folder)
+        signal_all(working_in(self._run), signal.SIGKILL)
         shutil.rmtree(self._run, ignore_errors=True)
         self._run.mkdir(parents=True)
         config = self._run / "inbox.toml"
@@ -67,7 +70,9 @@ class Stack:
         self.ingests = [ingest.url for ingest in ingests]
 
     def stop(self) -> None:
-        """End everything; those that use the others first."""
+        """End everything; those that use the others first. Whoever a fault has stopped goes on, to be able to end."""
+        for service in self.services.values():
+            signal_all(family(service.pid or 0) if service.alive() else [], signal.SIGCONT)
         for names in ((*INGESTS, *WORKERS), ("hospital", TEMPORAL), (POSTGRES,)):
             group = [self.services[name] for name in names if name in self.services]
             for service in group:

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from deploy.chaos.judge import RULES
-from tests.acceptance.launcher import Launcher, within
+from tests.acceptance.launcher import Launcher, running, within
 
 # With this seed each of the four is killed, and Postgres stopped.
 SEED, MESSAGES, KILLS = 26, 150, 6
+STOPS_POSTGRES = 19  # at first, for 11 s
 COMMAND = [sys.executable, "-m", "deploy.chaos"]
 
 
@@ -51,14 +52,20 @@ def test_a_short_run_is_proved(folder: Path) -> None:
     assert f"SEED={SEED}" in chaos.said
 
 
-def test_a_run_that_is_interrupted_leaves_nothing_and_proves_nothing(folder: Path) -> None:
-    asked = {"SEED": str(SEED), "MESSAGES": "2000", "KILLS": "40"}
-    with Launcher(folder, line=COMMAND, **asked) as chaos:
-        within(120, lambda: "kill -9" in chaos.said or "SIGSTOP" in chaos.said)
-        chaos.signal(signal.SIGTERM)
-        assert chaos.ended() == 130, chaos.said
-        chaos.nothing_left()
-    assert "proof" not in chaos.said
+def test_a_run_that_ends_while_postgres_is_stopped_leaves_nothing_and_proves_nothing(folder: Path) -> None:
+    asked = {"SEED": str(STOPS_POSTGRES), "MESSAGES": "2000", "KILLS": "40"}
+    with Launcher(folder, line=COMMAND, **asked) as killed:
+        within(120, lambda: "SIGSTOP Postgres" in killed.said)
+        left = killed.processes()
+        killed.signal(signal.SIGKILL)
+        killed.ended()
+        with Launcher(folder, line=COMMAND, **asked) as chaos:
+            within(120, lambda: "SIGSTOP Postgres" in chaos.said)
+            assert not any(map(running, left))  # the next run ended what the killed one left
+            chaos.signal(signal.SIGTERM)
+            assert chaos.ended() == 130, chaos.said
+            chaos.nothing_left()
+    assert "proof" not in killed.said + chaos.said
 
 
 @pytest.mark.parametrize("given", [{"KILLS": "many"}, {"MESSAGES": "0"}])
