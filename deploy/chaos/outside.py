@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -73,8 +74,12 @@ class Upstream:
             await self._control(down=False)
 
     async def _control(self, **parts: object) -> None:
+        """Change it for certain: on a machine with much to do an answer may take long."""
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-            (await client.post(f"{self._url}/_control", json=parts)).raise_for_status()
+            while True:
+                with suppress(httpx.TransportError):
+                    (await client.post(f"{self._url}/_control", json=parts)).raise_for_status()
+                    return
 
 
 class Operator:

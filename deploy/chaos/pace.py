@@ -6,7 +6,7 @@ import asyncio
 import time
 
 UNDER_WAY = 40  # messages: a queue must not hide how long a fault holds them up
-_LOOK = 0.25  # seconds
+_LEAST, _LOOK = 0.01, 0.25  # seconds between two looks at it
 
 
 class Pace:
@@ -29,9 +29,9 @@ class Pace:
         return (self._held_at or time.monotonic()) - self._began - self._held
 
     async def reached(self, seconds: float) -> None:
-        """Wait until it shows so many seconds."""
-        while (left := seconds - self.now()) > 0:  # noqa: ASYNC110  a clock that stands still tells nobody
-            await asyncio.sleep(min(left, _LOOK))
+        """Wait until it shows so many seconds, and does not stand still: what is late must not come all at once."""
+        while self._held_at is not None or self.now() < seconds:  # noqa: ASYNC110  a clock tells nobody
+            await asyncio.sleep(min(max(seconds - self.now(), _LEAST), _LOOK))
 
     def hold(self, *, when: bool) -> None:
         """Let it stand still, or go on."""

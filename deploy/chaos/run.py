@@ -39,6 +39,7 @@ class Run:
         self._line = line
         self._stopped = False
         self._running: list[str] = []
+        self._under_way = 0, time.monotonic()  # how many messages, and since when
         self._pace = Pace()
         self.keeper = Keeper(stack, draw_faults(options), self._pace, signals, line)
         self.senders = Senders(stack.ingests, stack.tokens, options.seed, self._pace)
@@ -105,8 +106,13 @@ class Run:
             await self._pause()
 
     def _keep_pace(self) -> None:
+        """Hold the clock while there is much to do, but not for what does not move at all: the proof tells of that."""
         with suppress(psycopg.Error):  # then as it was
-            self._pace.hold(when=under_way(self._stack.database) > UNDER_WAY)
+            count = under_way(self._stack.database)
+            if count != self._under_way[0]:
+                self._under_way = count, time.monotonic()
+            still = time.monotonic() > self._under_way[1] + _STILL
+            self._pace.hold(when=count > UNDER_WAY and not still)
 
     def _left(self) -> Waiting | None:
         try:

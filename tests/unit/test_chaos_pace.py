@@ -1,5 +1,7 @@
 """The clock of a run stands still while it is held."""
 
+import asyncio
+
 import pytest
 
 from deploy.chaos import pace
@@ -25,3 +27,14 @@ def test_it_stands_before_it_begins_and_while_it_is_held(monkeypatch: pytest.Mon
     clock.hold(when=False)
     seconds[0] += 1
     assert clock.now() == 13
+
+
+async def test_whoever_is_late_waits_too_while_it_is_held() -> None:
+    clock = Pace()
+    clock.begin()
+    clock.hold(when=True)
+    late = asyncio.create_task(clock.reached(0))
+    await asyncio.wait([late], timeout=0.05)
+    assert not late.done()
+    clock.hold(when=False)
+    await asyncio.wait_for(late, 5)
