@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -132,8 +133,7 @@ class Operator:
     async def _command(self, verb: str, source: str, name: str) -> None:
         line = [sys.executable, "-m", "inbox", verb, f"{source}/{name}"]
         line += ["--reason", "chaos"] if verb == "discard" else []
-        nowhere = asyncio.subprocess.DEVNULL
-        running = await asyncio.create_subprocess_exec(
-            *line, cwd=ROOT, env=self._stack.operators_environment, stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )
-        self.commands.append(Command(verb, source, name, await running.wait()))
+        environment = self._stack.operators_environment
+        # In a thread, since this loop is not the main thread's: it would have to watch for the child's end itself.
+        done = await asyncio.to_thread(subprocess.run, line, cwd=ROOT, env=environment, capture_output=True)
+        self.commands.append(Command(verb, source, name, done.returncode))
