@@ -39,7 +39,7 @@ def main() -> int:
                 lock.stopping()
                 screen.line("stopping …")
                 stack.stop()
-            return _tell(summary, screen)
+            return tell(summary, screen)
     except StackError as error:
         screen.failed(error)
         return 1
@@ -62,7 +62,8 @@ def _run(options: Options, stack: Stack, signals: Signals, screen: Screen) -> Su
     return Summary(options, evidence, judge(evidence), found, run.keeper.ended, run.quiet_after, run.upstream.faults)
 
 
-def _tell(summary: Summary, screen: Screen) -> int:
+def tell(summary: Summary, screen: Screen) -> int:
+    """Show a run's result, and write it where that is wished; the exit code."""
     if summary.options.summary:
         write(summary.options.summary, json.dumps(summary.as_json(), indent=1) + "\n")
     screen.line("\nFaults, and how long until the first and the last of what was under way moved on")

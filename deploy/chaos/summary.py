@@ -76,7 +76,7 @@ class Summary:
                 title: {
                     "faults": len(some),
                     "first": _figures([one.first for one in some]),
-                    "all": _figures([one.seconds for one in some]),
+                    "last": _figures([one.seconds for one in some]),
                 }
                 for title, some in self._groups().items()
             },
@@ -87,7 +87,7 @@ class Summary:
                     "at": one.done.at,
                     "back_after": (one.done.back_at or one.done.at) - one.done.at,
                     "first": one.first,
-                    "all": one.seconds,
+                    "last": one.seconds,
                     "under_way": one.under_way,
                     "disturbed": one.disturbed,
                     "slowest": one.slowest,
