@@ -43,7 +43,9 @@ SOURCE = SearchAttributeKey.for_keyword("InboxSource")
 TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
-MAX_BACK_OFF = 60.0  # seconds, of one row
+MAX_BACK_OFF = 60.0  # seconds, of a row that Temporal refuses
+# Where Temporal is away: each round looks for it with a row of its own, and ``starts`` counts more than failures.
+AWAY_BACK_OFF = 8.0
 CONTESTED_AGAIN = 0.5  # seconds until order is asked again for a row whose subject was locked
 MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
 # How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
@@ -203,8 +205,9 @@ class Dispatcher:
                 return True
         except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
             limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
-            await self._put_back(route, row)
-            return isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
+            refused = isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
+            await self._put_back(route, row, longest=MAX_BACK_OFF if refused else AWAY_BACK_OFF)
+            return refused
         except StoreUnavailable:
             return True  # not marked: the lease ends, and a wake finds the workflow running
         except asyncio.CancelledError:
@@ -228,7 +231,7 @@ class Dispatcher:
         try:
             decision = await self._database.locked(DECIDE[source.order], question, before=[LOCK_SUBJECT])
         except StoreUnavailable:  # a bundle of the subject is being committed, say: asked again soon
-            await self._put_back(route, row, CONTESTED_AGAIN)
+            await self._put_back(route, row, delay=CONTESTED_AGAIN)
             return False
         # A gap whose time is over is the workflow's: it is closed by a worker, which alone may do that.
         return decision is None or decision.answer != "HELD"
@@ -269,9 +272,11 @@ class Dispatcher:
         shown = "" if source is None or source.private_ids else f": {row.message_id}"
         return f"{row.type} from {row.source}{shown}"
 
-    async def _put_back(self, route: Route, row: Leased, delay: float | None = None) -> None:
+    async def _put_back(
+        self, route: Route, row: Leased, *, delay: float | None = None, longest: float = MAX_BACK_OFF
+    ) -> None:
         if delay is None:
-            delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
+            delay = min(2.0 ** min(row.starts, 10), longest) * random.uniform(0.8, 1.2)
         try:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
         except Exception as error:  # noqa: BLE001  then the lease ends by itself

@@ -148,12 +148,17 @@ class Keeper:
     def _crowd(self, _: str) -> Callable[[], None]:
         return Crowd(self._stack.logins["reader"]).leave
 
-    def _launch(self, whom: str) -> None:
+    def _launch(self, whom: str, *, first: bool = True) -> None:
+        service = self._stack.services[whom]
+        if service.alive():
+            return
         try:
-            self._stack.services[whom].launch()
+            service.launch()
         except (OSError, StackError) as error:  # no memory, say: it may pass
-            self._say(f"{whom} can't be started again yet: {error}")
-            self._after(_AGAIN, lambda: self._launch(whom))
+            if first:
+                self._say(f"{whom} can't be started again yet: {error}")
+            self._after(_AGAIN, lambda: self._launch(whom, first=False))
+            return
         self._stack.note()
 
     def _look(self) -> None:

@@ -255,3 +255,25 @@ async def test_a_lease_whose_answer_is_lost_holds_its_rows_no_longer_than_it_say
     assert (await stack.row(message["srvyDrawupNo"]))["dispatched_at"] is None
     async with stack.dispatching(), stack.working():
         assert (await stack.closed(message["srvyDrawupNo"]))["starts"] == 2
+
+
+async def test_a_row_that_was_started_often_waits_no_longer_for_a_temporal_that_was_away(stack: Stack) -> None:
+    await stack.open()
+    lost, refused = survey(), survey()
+    await stack.legacy(lost)
+    await stack.legacy(refused)
+    # Held and released many times, say: each lease counts as a start.
+    await stack.sql("UPDATE inbox.message SET starts = 20")
+    held = "UPDATE inbox.message SET due_at = NULL WHERE message_id = %s"
+    await stack.sql(held, refused["srvyDrawupNo"])
+    away = Dispatcher(stack.database, await Client.connect("127.0.0.1:1", lazy=True), stack.settings)
+    await away.round()
+    await stack.sql(
+        "UPDATE inbox.message SET due_at = now(), workflow_id = '' WHERE message_id = %s", refused["srvyDrawupNo"]
+    )
+    await stack.dispatcher.round()  # which finds Temporal, and is refused
+    waits = await stack.sql(
+        "SELECT extract(epoch FROM due_at - now())::float AS seconds FROM inbox.message ORDER BY id"
+    )
+    assert waits[0]["seconds"] < 10
+    assert waits[1]["seconds"] > 20
