@@ -71,6 +71,9 @@ class Run:
         while not self.keeper.idle() or self._pace.now() < self._options.seconds:
             await asyncio.to_thread(self._keep_pace)
             await self._pause()
+            for task in (moods, operating, sending):
+                if task.done():  # the first two never end by themselves
+                    task.result()
         self._pace.hold(when=False)
         self.senders.end = time.monotonic()
         moods.cancel()
