@@ -4,17 +4,19 @@
 PYTHON ?= python3
 DATA ?= .data
 ARGS ?=
-# For all recipes; run, up read them from the environment (spec section 15).
+# For all recipes; run, up and chaos read them from the environment (spec section 15).
 export DATA
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test lint clean venv
+.PHONY: help run up chaos test lint clean venv
 
 help:
 	@echo 'make run    the local stack with the sample day; stays up until Ctrl-C'
 	@echo '            ONCE=1 ends after the table, SUMMARY=path writes it as JSON'
 	@echo 'make up     the same stack without the sample; READY=path tells when all answers'
 	@echo '            MORE=path adds sources and handlers of your own (TOML), for run too'
+	@echo 'make chaos  the whole stack under random faults; exit 0 only with the proof that nothing is lost'
+	@echo '            SEED=n repeats a run, MESSAGES=2000 KILLS=40 say how much, SUMMARY=path as JSON'
 	@echo 'make test   the whole test suite; ARGS= is given to pytest'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make clean  removes .venv, caches and .data'
@@ -29,6 +31,9 @@ venv:
 # exec: the shell must not stand between make and what gets the signals.
 run up: venv
 	@exec .venv/bin/python -m deploy.dev $@
+
+chaos: venv
+	@exec .venv/bin/python -m deploy.chaos
 
 # Tests wait more than they compute, so there are more workers than processors; a later -n in ARGS wins.
 # A file is run by one worker, since its tests may share a stack, and files in the order of pyproject.toml.

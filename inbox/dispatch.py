@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ SOURCE = SearchAttributeKey.for_keyword("InboxSource")
 TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
-MAX_BACK_OFF = 60.0  # seconds, of one row
+MAX_BACK_OFF = 60.0  # seconds, of a row that Temporal refuses
+# Where Temporal is away: each round looks for it with a row of its own, and ``starts`` counts more than failures.
+AWAY_BACK_OFF = 8.0
 CONTESTED_AGAIN = 0.5  # seconds until order is asked again for a row whose subject was locked
 MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
 # How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
@@ -142,17 +145,21 @@ class Dispatcher:
         for route in ROUTES:
             rows, more = await self._lease(route.queue)
             full = full or more
-            jobs += [(route, row) for row in rows]
+            jobs += [(route, *row) for row in rows]
         async with asyncio.TaskGroup() as group:  # unlike gather, it waits for those that it cancels
-            starts = [group.create_task(self._start(route, row)) for route, row in jobs]
+            starts = [group.create_task(self._start(*job)) for job in jobs]
         answered = [start.result() for start in starts]
         if answered:
             self._away = 0 if any(answered) else self._away + 1
         return full and not self._away
 
-    async def _lease(self, queue: Queue) -> tuple[list[Leased], bool]:
-        """Lease a fair share of each source; while Temporal is away a single row, to find it back."""
-        found: list[Leased] = []
+    async def _lease(self, queue: Queue) -> tuple[list[tuple[Leased, float]], bool]:
+        """Lease a fair share of each source; while Temporal is away a single row, to find it back.
+
+        With each row: until when its start may begin (monotonic time), to be answered before the lease ends.
+        """
+        found: list[tuple[Leased, float]] = []
+        timeouts = self._settings.declared.timeouts
         full = False
         limits = {"again": self._dispatch.again, "window": self._dispatch.cap * CAP_WINDOW}
         for due in await self._database.run(queue.due_sources, limits):
@@ -161,26 +168,33 @@ class Dispatcher:
                 share = min(share, 1 - len(found))
             if share <= 0:
                 continue
+            # By the clock from before the statement: the lease cannot end sooner than it says.
+            latest = time.monotonic() + timeouts.lease - timeouts.rpc
             rows = await self._database.run(
                 queue.lease,
                 {
                     "source": due.source,
                     "share": share,
                     "again": self._dispatch.again,
-                    "lease": self._settings.declared.timeouts.lease,
+                    "lease": timeouts.lease,
                     "order": self._order(due.source),
                 },
             )
             full = full or len(rows) == share
-            found += [row for row in rows if not row.put_off]
+            found += [(row, latest) for row in rows if not row.put_off]
         return found, full
 
-    async def _start(self, route: Route, row: Leased) -> bool:
-        """Start one row's workflow and mark it, or put it back. Return whether Temporal gave an answer."""
+    async def _start(self, route: Route, row: Leased, latest: float) -> bool:
+        """Start one row's workflow and mark it, or put it back. Return whether Temporal gave an answer.
+
+        One whose turn comes too late in its lease is left to the next: two processes would start it.
+        """
         try:
             async with self._slots:
                 if row.contested and not await self._may_go(route, row):
                     return True
+                if time.monotonic() > latest:
+                    return False
                 with _trace_of(row):
                     run_id = await self._start_or_wake(route, row)
                 if run_id is not None:
@@ -191,8 +205,9 @@ class Dispatcher:
                 return True
         except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
             limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
-            await self._put_back(route, row)
-            return isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
+            refused = isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
+            await self._put_back(route, row, longest=MAX_BACK_OFF if refused else AWAY_BACK_OFF)
+            return refused
         except StoreUnavailable:
             return True  # not marked: the lease ends, and a wake finds the workflow running
         except asyncio.CancelledError:
@@ -216,7 +231,7 @@ class Dispatcher:
         try:
             decision = await self._database.locked(DECIDE[source.order], question, before=[LOCK_SUBJECT])
         except StoreUnavailable:  # a bundle of the subject is being committed, say: asked again soon
-            await self._put_back(route, row, CONTESTED_AGAIN)
+            await self._put_back(route, row, delay=CONTESTED_AGAIN)
             return False
         # A gap whose time is over is the workflow's: it is closed by a worker, which alone may do that.
         return decision is None or decision.answer != "HELD"
@@ -259,9 +274,11 @@ class Dispatcher:
         shown = "" if source is None or source.private_ids else f": {row.message_id}"
         return f"{row.type} from {row.source}{shown}"
 
-    async def _put_back(self, route: Route, row: Leased, delay: float | None = None) -> None:
+    async def _put_back(
+        self, route: Route, row: Leased, *, delay: float | None = None, longest: float = MAX_BACK_OFF
+    ) -> None:
         if delay is None:
-            delay = min(2.0 ** min(row.starts, 10), MAX_BACK_OFF) * random.uniform(0.8, 1.2)
+            delay = min(2.0 ** min(row.starts, 10), longest) * random.uniform(0.8, 1.2)
         try:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
         except Exception as error:  # noqa: BLE001  then the lease ends by itself

@@ -30,7 +30,7 @@ class Timeouts(Strict):
     graceful_shutdown: Seconds = 40
     connect: Seconds = 3
     rpc: Seconds = 5
-    lease: Seconds = 30
+    lease: Seconds = 10
     request: Seconds = 20
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 from temporalio.client import Client
@@ -207,3 +208,72 @@ async def test_the_statements_of_a_round_use_the_due_index(stack: Stack) -> None
         plan = "\n".join(line[0] for line in await cursor.fetchall())
     assert "message_due" in plan
     assert "Seq Scan" not in plan
+
+
+class SlowTemporal:
+    """A client whose first start is answered when the test lets it be; it notes every start."""
+
+    def __init__(self, real: Client) -> None:
+        self._real = real
+        self.started: list[str] = []
+        self.began, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def start_workflow(self, *args: Any, **kwargs: Any) -> Any:
+        self.started.append(kwargs["id"])
+        self.began.set()
+        await self.answers.wait()
+        return await self._real.start_workflow(*args, **kwargs)
+
+
+async def test_a_row_whose_turn_comes_when_its_lease_is_nearly_over_is_left_to_the_next_lease(stack: Stack) -> None:
+    stack.configure({"dispatch": {"concurrency": 1}, "timeouts": {"rpc": 0.5, "lease": 4}})
+    await stack.open()
+    for _ in range(5):
+        await stack.legacy(survey())
+    slow: Any = SlowTemporal(stack.temporal)
+    outlasted = asyncio.create_task(Dispatcher(stack.database, slow, stack.settings).round())
+    await slow.began.wait()
+    over = "SELECT count(*) AS n FROM inbox.message WHERE due_at <= now()"
+    await eventually(lambda: stack.sql(over), lambda found: found == [{"n": 5}])
+    slow.answers.set()
+    await outlasted
+    assert len(slow.started) == 1
+    while await stack.sql("SELECT id FROM inbox.message WHERE dispatched_at IS NULL"):
+        await stack.dispatcher.round()
+    rows = await stack.sql("SELECT workflow_id, starts FROM inbox.message ORDER BY starts")
+    assert (rows[0]["workflow_id"], [row["starts"] for row in rows]) == (slow.started[0], [1, 2, 2, 2, 2])
+
+
+async def test_a_lease_whose_answer_is_lost_holds_its_rows_no_longer_than_it_says(stack: Stack) -> None:
+    stack.configure({"timeouts": {"rpc": 0.2, "lease": 0.5}})
+    await stack.open()
+    message = survey()
+    await stack.legacy(message)
+    lease = {"source": "hospital", "share": 5, "again": 900, "lease": 0.5, "order": "arrival"}
+    assert len(await stack.database.run(MESSAGES.lease, lease)) == 1  # and nobody hears of it
+    assert await stack.dispatcher.round() is False
+    assert (await stack.row(message["srvyDrawupNo"]))["dispatched_at"] is None
+    async with stack.dispatching(), stack.working():
+        assert (await stack.closed(message["srvyDrawupNo"]))["starts"] == 2
+
+
+async def test_a_row_that_was_started_often_waits_no_longer_for_a_temporal_that_was_away(stack: Stack) -> None:
+    await stack.open()
+    lost, refused = survey(), survey()
+    await stack.legacy(lost)
+    await stack.legacy(refused)
+    # Held and released many times, say: each lease counts as a start.
+    await stack.sql("UPDATE inbox.message SET starts = 20")
+    held = "UPDATE inbox.message SET due_at = NULL WHERE message_id = %s"
+    await stack.sql(held, refused["srvyDrawupNo"])
+    away = Dispatcher(stack.database, await Client.connect("127.0.0.1:1", lazy=True), stack.settings)
+    await away.round()
+    await stack.sql(
+        "UPDATE inbox.message SET due_at = now(), workflow_id = '' WHERE message_id = %s", refused["srvyDrawupNo"]
+    )
+    await stack.dispatcher.round()  # which finds Temporal, and is refused
+    waits = await stack.sql(
+        "SELECT extract(epoch FROM due_at - now())::float AS seconds FROM inbox.message ORDER BY id"
+    )
+    assert waits[0]["seconds"] < 10
+    assert waits[1]["seconds"] > 20

@@ -62,6 +62,7 @@ FORBIDDEN = {
     "handlers": ("activities", "workflows", "deploy", "worker"),
     "worker": ("deploy",),
     "deploy": (),
+    "deploy.chaos": ("inbox", "activities", "workflows", "handlers", "worker"),  # its judge must not share our faults
 }
 
 

@@ -231,7 +231,7 @@ def test_time_outs_may_all_move_together(load: Any) -> None:
 def test_the_time_outs_of_the_contract_are_the_defaults() -> None:
     chosen = Timeouts()
     assert [getattr(chosen, name) for name in CHAIN] == [3, 5, 10, 20, 30, 40]
-    assert (chosen.rpc, chosen.lease) == (5, 30)
+    assert (chosen.rpc, chosen.lease) == (5, 10)
 
 
 def test_settings_that_are_printed_show_no_secret(load: Any) -> None:
