@@ -91,7 +91,7 @@ def longest(handlers: dict[str, Handler[Any, Any]]) -> float:
 def warn_of_unserved(settings: Settings, handlers: Collection[str]) -> None:
     """Say which types of the queues served here have no handler here: a fault, unless another worker serves them."""
     for name, source in settings.declared.sources.items():
-        for kind in source.types if settings.task_queue(name) in settings.queues else ():
+        for kind in source.kinds if settings.task_queue(name) in settings.queues else ():
             if kind not in handlers:
                 log.warning(
                     "sources.%s.types: %s has no handler here: its messages wait for another worker", name, kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,17 +11,6 @@ from temporalio.exceptions import ApplicationError
 from inbox.errors import NotServed, StoreUnavailable, fault_of
 
 log = logging.getLogger(__name__)
-
-
-def place_of(error: BaseException, package: str) -> str:
-    """Return file and line of the innermost frame in ``package`` that an error passed; of any, where there is none.
-
-    For its author, who is told no text: a place holds nothing that a message holds.
-    """
-    frames = list(traceback.walk_tb(error.__traceback__))
-    own = [frame for frame in frames if frame[0].f_globals.get("__name__", "").partition(".")[0] == package]
-    frame, line = (own or frames)[-1]
-    return f"{frame.f_code.co_filename}, line {line}"
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
-from activities.failures import codes_only, place_of
+from activities.failures import codes_only
 from inbox.burial import bury_for_gap
-from inbox.errors import InboxError, PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of
+from inbox.errors import InboxError, PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of, place_of
 from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.logs import LimitedLog
 from inbox.payload import read_payload
@@ -122,7 +122,7 @@ class RegisterActivity:
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
         """Leave a message to a worker that serves it: no try is spent, and nobody else is held up."""
-        log.error("a message waits: this worker has no %s", missing, extra={"source": work.source})
+        log.error("a message of %s waits: this worker has no %s", work.type, missing, extra={"source": work.source})
         await self._database.one(SET_ASIDE, {"id": work.message, "again": self._settings.declared.dispatch.again})
         delay = min(2.0 ** min(activity.info().attempt, 10), LONGEST_ASIDE) * random.uniform(1.0, 1.1)
         raise ApplicationError("NotServed", type="NotServed", next_retry_delay=timedelta(seconds=delay))

@@ -59,12 +59,13 @@ async def check_store(settings: Settings) -> None:
 
 async def _check_rights(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> None:
     """Raise RightsMissing where a source asks for more of ingest than to add messages."""
-    setting = settings.moves_states()
+    setting = settings.declared.moves_states()
     if setting is None:
         return
     rights = await one(connection, READ_RIGHTS, {})
     if rights is None or not rights.moves:
-        raise RightsMissing(f"{setting}: this database user must be a member of inbox_worker for it")
+        what = "the database user needs the rights of a worker for it: GRANT inbox_worker TO its login"
+        raise RightsMissing(str(settings.declared.refusal(setting, what)))
 
 
 async def check_schema(look: Look, needed: str) -> None:

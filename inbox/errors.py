@@ -26,6 +26,7 @@ InboxError
 Errors carry fields, not sentences; the text is made where it is shown.
 """
 
+import traceback
 from dataclasses import dataclass
 
 
@@ -170,6 +171,17 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.error_class} {self.status}".rstrip()
+
+
+def place_of(error: BaseException, package: str) -> str:
+    """Return file and line of the innermost frame in ``package`` that an error passed; of any, where there is none.
+
+    For its author, who is told no text: a place holds nothing that a message holds.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [frame for frame in frames if frame[0].f_globals.get("__name__", "").partition(".")[0] == package]
+    frame, line = (own or frames)[-1]
+    return f"{frame.f_code.co_filename}, line {line}"
 
 
 def fault_of(error: BaseException) -> Fault:

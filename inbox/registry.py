@@ -17,11 +17,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from inbox.cache import HandlerLookups
-from inbox.configfile import Place
 from inbox.errors import SettingsError, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
 from inbox.message import RESEND
-from inbox.settings import Settings
+from inbox.settings import Settings, first_fault
 from inbox.shared_cache import SharedCache
 
 log = logging.getLogger(__name__)
@@ -52,6 +51,8 @@ def load_handlers(settings: Settings, shared: SharedCache | None = None) -> dict
     for name in sorted(tables.keys() | installed.keys()):
 
         def refuse(what: str, *place: str | int, name: str = name) -> SettingsError:
+            if name not in tables:  # installed, and no line of the file is about it
+                return SettingsError(f"entry point {name} of {GROUP}: {what}")
             return settings.declared.refusal(["handlers", name, *place], what)
 
         factory = _load(_point(name, tables.get(name, {}), installed.get(name, []), refuse), refuse)
@@ -127,10 +128,8 @@ def _settings(model: type[BaseModel], own: Mapping[str, Any], refuse: Refuse) ->
     try:
         return model.model_validate(own)
     except ValidationError as error:
-        fault = error.errors(include_input=False, include_url=False)[0]
-        unknown = fault["type"] == "extra_forbidden"
-        place: Place = fault["loc"]
-        raise refuse("unknown setting" if unknown else fault["msg"].removeprefix("Value error, "), *place) from None
+        place, what = first_fault(error)
+        raise refuse(what, *place) from None
 
 
 def _faults(handler: Any) -> Iterator[str]:

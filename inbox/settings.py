@@ -39,7 +39,15 @@ HIGHEST_PORT = 65535
 OF_THE_COMMAND = {"INBOX_URL", "INBOX_OPERATOR_TOKEN"}
 # What Kubernetes puts into every pod for a Service whose name begins with "inbox".
 OF_KUBERNETES = re.compile(r"INBOX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)")
-TokenHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+def _token(text: str) -> str:
+    if not re.fullmatch("sha256:[0-9a-f]{64}", text):
+        raise ValueError('must be "sha256:" and the token\'s hash in hexadecimal: printf %s "$TOKEN" | sha256sum')
+    return text
+
+
+TokenHash = Annotated[str, AfterValidator(_token)]
 
 
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
@@ -151,6 +159,11 @@ class SourceSettings(Strict):
             return limit
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """What types its messages can have: those listed, and theirs that are sent again."""
+        return (*self.types, *(name + RESEND for name in self.types if self.resends))
+
+    @property
     def resends(self) -> bool:
         """Whether a redelivery can be a wish to send the message again."""
         return self.redelivery == "resend"
@@ -206,13 +219,27 @@ class Sources(Strict):
         try:
             found = cls.model_validate(file.content)
         except ValidationError as error:
-            raise file.refusal(*_first_fault(error)) from None
+            raise file.refusal(*first_fault(error)) from None
         found._file = file  # noqa: SLF001  its own
         return found
 
     def refusal(self, place: Place, what: str) -> SettingsError:
         """Return the error that says what is wrong with the setting at ``place``, and where that stands."""
         return self._file.refusal(place, what) if self._file else SettingsError(f"{dotted(place)}: {what}")
+
+    def moves_states(self) -> Place | None:
+        """Return the first setting for which ingest itself moves messages from state to state, or None."""
+        for name, source in self.sources.items():
+            if source.mode == "direct":
+                return ["sources", name, "mode"]
+            if source.resends:
+                return ["sources", name, "redelivery"]
+        return None
+
+    @property
+    def direct(self) -> bool:
+        """Whether a source's messages are registered by ingest itself."""
+        return any(source.mode == "direct" for source in self.sources.values())
 
     @model_validator(mode="after")
     def _names_fit(self) -> Sources:
@@ -259,20 +286,6 @@ class Settings(BaseSettings):
             raise ValueError("INBOX_POOL must be at least INBOX_ACTIVITIES + INBOX_REPORT_ACTIVITIES + 2")
         return self
 
-    @property
-    def direct(self) -> bool:
-        """Whether a source's messages are registered by ingest itself."""
-        return any(source.mode == "direct" for source in self.declared.sources.values())
-
-    def moves_states(self) -> str | None:
-        """Return the first setting for which ingest itself moves messages from state to state, or None."""
-        for name, source in self.declared.sources.items():
-            if source.mode == "direct":
-                return f"sources.{name}.mode"
-            if source.resends:
-                return f"sources.{name}.redelivery"
-        return None
-
     def system_phrase(self, source: str) -> str:
         """Return what upstream hears of ``source``'s messages instead of a reason that is not a handler's."""
         found = self.source(source)
@@ -314,9 +327,11 @@ def token_hash(token: str) -> str:
     return "sha256:" + hashlib.sha256(token.encode()).hexdigest()
 
 
-def _first_fault(error: ValidationError) -> tuple[Place, str]:
+def first_fault(error: ValidationError) -> tuple[Place, str]:
     """Return where the first fault is and what it is, without the value (it may be a secret)."""
-    fault = error.errors(include_input=False, include_url=False)[0]
+    faults = error.errors(include_input=False, include_url=False)
+    # A misspelt setting is both unknown and missing, and the first says more.
+    fault = next((found for found in faults if found["type"] == "extra_forbidden"), faults[0])
     cause = fault.get("ctx", {}).get("error")
     place: Sequence[str | int] = [*fault["loc"], *(cause.place if isinstance(cause, Misplaced) else ())]
     unknown = fault["type"] == "extra_forbidden"
@@ -354,7 +369,7 @@ def load_settings() -> Settings:
     try:
         settings = Settings()
     except ValidationError as error:
-        place, what = _first_fault(error)
+        place, what = first_fault(error)
         raise SettingsError(f"{dotted(place)}: {what}" if place else what) from None
     except UnreadableSettings as error:  # names the field, and not its value
         raise SettingsError(str(error)) from None

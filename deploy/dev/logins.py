@@ -15,8 +15,10 @@ from deploy.dev.settings import read_json, write
 PARTS = ("ingest", "worker", "operator", "reader")
 
 
-def logins(owner: str, data: Path) -> dict[str, str]:
+def logins(owner: str, data: Path, *, mover: bool = False) -> dict[str, str]:
     """Make what is missing as `owner` (a libpq URL), and return a libpq URL for each part.
+
+    With `mover` ingest may do what a worker may, which a source in direct mode, or one that resends, asks of it.
 
     The database must have been migrated, since that makes the group roles. Passwords are kept in the data folder,
     readable by its owner alone. Raises psycopg.Error.
@@ -29,6 +31,8 @@ def logins(owner: str, data: Path) -> dict[str, str]:
     with psycopg.connect(owner) as admin:
         for part in PARTS:
             _make(admin, f"dev_{part}", f"inbox_{part}", passwords[part])
+        verb, way = ("GRANT", "TO") if mover else ("REVOKE", "FROM")
+        admin.execute(f"{verb} inbox_worker {way} dev_ingest")
     place = urlsplit(owner)
     host = place.netloc.rpartition("@")[2]
     return {p: urlunsplit(place._replace(netloc=f"dev_{p}:{passwords[p]}@{host}")) for p in PARTS}

@@ -63,6 +63,7 @@ class Service:
         self.log = log
         self.ports = ports.choose(self.port_names, preferred)
         self.child: Child | None = None
+        self._said_before = 0  # bytes of its log that are of earlier launches
 
     # What subclasses say.
 
@@ -117,6 +118,7 @@ class Service:
     def launch(self) -> None:
         """Start the child and return at once."""
         self.prepare()
+        self._said_before = self.log.stat().st_size if self.log.exists() else 0
         self.child = Child(self.launch_of(self.command()))
 
     def launch_of(self, command: list[str]) -> Launch:
@@ -150,9 +152,9 @@ class Service:
         return StackError(f"{self.name} {what} (log: {self.log})", tail=self.tail())
 
     def tail(self, lines: int = 15) -> str:
-        """Return the last lines of its log."""
+        """Return the last lines that it has said since it was launched last."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 8_192))
+            log.seek(max(self._said_before, log.seek(0, os.SEEK_END) - 8_192))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
         return ""
 

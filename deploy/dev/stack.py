@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from deploy.dev.settings import OPERATOR, SOURCES, Options, base_environment, re
 from deploy.dev.signals import Signals
 from deploy.dev.supervisor import Supervisor
 from deploy.dev.temporal import Temporal
+from inbox.settings import Sources
 
 _AWAY = 3  # exit code: a service of the caller's does not answer
 _AWAY_LIMIT = 10.0  # seconds that it gets
@@ -139,7 +141,8 @@ class Stack:
         if self._postgres is None:
             return dict.fromkeys(PARTS, self._database_url)
         try:
-            return logins(self._postgres.url, self._options.data)
+            settings = Sources.model_validate(tomllib.loads((self._options.data / "inbox.toml").read_text("utf-8")))
+            return logins(self._postgres.url, self._options.data, mover=settings.moves_states() is not None)
         except psycopg.Error as error:
             raise StackError(f"the logins of Postgres could not be made: {type(error).__name__}") from error
 

@@ -206,7 +206,9 @@ def drained(*, as_json: Annotated[bool, typer.Option("--json", help="for a progr
         typer.echo("{source}: {count} of {type} {what} ({state}), the oldest for {oldestSeconds:.0f} s".format(**line))
     accepting = sorted(name for name, source in settings.declared.sources.items() if source.mode == "accept")
     if accepting and not as_json:
-        errors.print(f"inbox: still in mode accept, and so may fill again: {', '.join(accepting)}", markup=False)
+        errors.print(
+            f"inbox: still in mode accept, and so may fill again: {', '.join(accepting)}", markup=False, soft_wrap=True
+        )
     if still:
         raise typer.Exit(FAILED)
     if not as_json:

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 from psycopg.types.json import Jsonb
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from inbox.errors import NotRegistered, StoreUnavailable, TransactionEnded
+from inbox.errors import InboxError, NotRegistered, StoreUnavailable, TransactionEnded, fault_of, place_of
 from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.logs import LimitedLog
 from inbox.message import RESEND
@@ -71,19 +71,16 @@ class Direct:
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises is its answer
-            raise self._refusal(
-                judge(error, handler, self._settings.system_phrase(row["source"]), source.codes)
-            ) from None
+            if not isinstance(error, InboxError):
+                where = place_of(error, type(handler).__module__.partition(".")[0])
+                limited.warning(
+                    place, "a message of %s was not registered: %s at %s", row["type"], fault_of(error), place
+                )
+            phrase = self._settings.system_phrase(row["source"])
+            raise _refusal(judge(error, handler, phrase, source.codes)) from None
 
     def _timeouts(self, handler: Handler[Any, Any]) -> Timeouts:
         return self._settings.declared.timeouts.stretched(timeout_of(handler))
-
-    def _refusal(self, verdict: Verdict) -> NotRegistered:
-        system = verdict.code == OwnCode.SYSTEM_ERROR
-        if system:
-            limited.warning(verdict.reason, "a message was not registered, its sender comes again: %s", verdict.reason)
-        told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
-        return NotRegistered(verdict.code, told, final=not system)
 
     async def _bundle(
         self, row: Row, source: SourceSettings, order: str, write: Callable[[AsyncConnection], Awaitable[Outcome]]
@@ -116,6 +113,11 @@ class Direct:
                 if order == "sequence":  # who waits behind the gap that it fills; by arrival nobody waits for it
                     await rows(connection, RELEASE_SEQUENCE, {"id": put.id})
         return finished
+
+
+def _refusal(verdict: Verdict) -> NotRegistered:
+    told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
+    return NotRegistered(verdict.code, told, final=verdict.code != OwnCode.SYSTEM_ERROR)
 
 
 async def _nothing(_: AsyncConnection) -> Outcome:

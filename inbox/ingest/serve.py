@@ -78,8 +78,8 @@ async def run_ingest(settings: Settings) -> None:
     Listens while Postgres or Temporal is away. Raises SettingsError, and Unfit where one of them answers and cannot be
     worked with.
     """
-    shared = open_shared_cache(settings) if settings.direct else None
-    handlers = load_handlers(settings, shared) if settings.direct else {}
+    shared = open_shared_cache(settings) if settings.declared.direct else None
+    handlers = load_handlers(settings, shared) if settings.declared.direct else {}
     client = await lazy_client()
     checks = IngestChecks(settings, client)
     await checks.begin()

@@ -475,8 +475,11 @@ async def test_ingest_refuses_to_start_where_a_source_asks_for_rights_that_its_l
     log = tmp_path / "ingest.log"
     async with process(settings | {"DATABASE_URL": urls["ingest"]}, "serve", log=log) as ingest:
         assert await asyncio.wait_for(ingest.wait(), 60) == 1
+    written = (tmp_path / "inbox.toml").read_text().splitlines()
+    line = written.index('redelivery = "resend"') + 1
     assert log.read_text().splitlines()[-1] == (
-        "inbox: sources.hospital.redelivery: this database user must be a member of inbox_worker for it"
+        f"inbox: inbox.toml, line {line}: sources.hospital.redelivery:"
+        " the database user needs the rights of a worker for it: GRANT inbox_worker TO its login"
     )
     async with process(settings | {"DATABASE_URL": urls["worker"]}, "serve", log=log) as ingest:
         message = survey()

@@ -113,7 +113,7 @@ class Stack:
         ).model_copy(update={"declared": Sources.model_validate(parts)})
         self.database = Database(self.url, size=16, name=self.name, timeouts=self.settings.declared.timeouts)
         self.dispatcher = Dispatcher(self.database, self.temporal, self.settings)
-        handlers = load_handlers(self.settings) if self.settings.direct else {}
+        handlers = load_handlers(self.settings) if self.settings.declared.direct else {}
         self._exit.push_async_callback(close_handlers, handlers)
         acceptor = Acceptor(self.database, self.settings, self.dispatcher.nudge, handlers)
         app = build_app(self.settings, self.database, acceptor, newest_revision())
