@@ -97,13 +97,14 @@ class Worker(Program):
 
     def __init__(
         self,
+        name: str,
         log: Path,
         environment: Mapping[str, str],
         preferred: Mapping[str, int] | None,
         temporal: TemporalAccess,
     ) -> None:
         """Start nothing yet; `preferred` are ports to take where they are free."""
-        super().__init__("worker", log, environment, preferred)
+        super().__init__(name, log, environment, preferred)
         self._temporal = temporal
         self._launched = 0.0
 

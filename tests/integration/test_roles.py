@@ -97,6 +97,7 @@ RUN_BY = {
     "read rights": "ingest worker operator reader",
     "read record": "ingest operator reader",
     "read backlog": "ingest operator reader",
+    **dict.fromkeys(("list open", "list parked"), "operator reader"),
     "read standing": "worker operator",
     "lock message": "worker operator",
     "set aside": "worker",
