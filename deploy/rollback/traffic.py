@@ -62,10 +62,10 @@ class Line:
 # A subject gets a message every few seconds: one that gets them as fast as they are registered would never drain.
 TOGETHER = 4  # subjects that one sender serves by turns
 LINES = (
-    *(Line(f"patients{n}", SURVEYS, lambda n: n % TOGETHER, 0.6) for n in (1, 2, 3)),
+    *(Line(f"patients{n}", SURVEYS, lambda n: n % TOGETHER, 1.0) for n in (1, 2)),
     Line("newcomers", SURVEYS, lambda n: (n + 1) // 2, 0.3),
     Line("counts", COUNTS, None, 0.3),
-    Line("numbers", NUMBERS, lambda n: n % TOGETHER, 0.6),
+    Line("numbers", NUMBERS, lambda n: n % TOGETHER, 1.0),
 )
 
 

@@ -206,7 +206,7 @@ def drained(*, as_json: Annotated[bool, typer.Option("--json", help="for a progr
         typer.echo("{source}: {count} of {type} {what} ({state}), the oldest for {oldestSeconds:.0f} s".format(**line))
     accepting = sorted(name for name, source in settings.declared.sources.items() if source.mode == "accept")
     if accepting and not as_json:
-        errors.print(f"inbox: still in mode accept, and so may fill again: {', '.join(accepting)}", markup=False)
+        _say(f"still in mode accept, and so may fill again: {', '.join(accepting)}")
     if still:
         raise typer.Exit(FAILED)
     if not as_json:
@@ -238,7 +238,7 @@ def list_command(
             for row in page:
                 shown = listed_view(row)
                 line = "{key}  {status}  tries {tries}  code {code}  received {receivedAt}  behind {heldBehind}"
-                typer.echo(json.dumps(shown) if as_json else line.format(**{k: v or "-" for k, v in shown.items()}))
+                typer.echo(json.dumps(shown) if as_json else line.format(**{k: "-" if v is None else v for k, v in shown.items()}))
             after |= {"after_type": page[-1].type, "after": page[-1].id}
 
     _operate(work, settings)

@@ -160,7 +160,9 @@ def questions(connection: Connection[Any], held: int) -> Iterator[Question]:
         yield Question(f"lease, order {order}", MESSAGES.lease, lease)
     yield Question("backlog", READ_BACKLOG, {})
     for what, statement in LIST.items():
-        yield Question(f"list {what}", statement, {"source": "a", "after_type": "report.count", "after": row("a", "h2")})
+        yield Question(
+            f"list {what}", statement, {"source": "a", "after_type": "report.count", "after": row("a", "h2")}
+        )
 
 
 @dataclass(frozen=True)
