@@ -4,16 +4,18 @@
 PYTHON ?= python3
 DATA ?= .data
 ARGS ?=
-# For all recipes; run, up read them from the environment (spec section 15).
+# For all recipes; run, up, rollback read it from the environment (spec section 15).
 export DATA
 
 .DEFAULT_GOAL := help
-.PHONY: help run up test lint clean venv
+.PHONY: help run up rollback test lint clean venv
 
 help:
 	@echo 'make run    the local stack with the sample day; stays up until Ctrl-C'
 	@echo '            ONCE=1 ends after the table, SUMMARY=path writes it as JSON'
 	@echo 'make up     the same stack without the sample; READY=path tells when all answers'
+	@echo 'make rollback   the way to direct mode and back, rehearsed under traffic; exits 0 with the proof'
+	@echo '            EACH=n messages of each sender in each step, SUMMARY=path writes the table as JSON'
 	@echo 'make test   the whole test suite; ARGS= is given to pytest'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make clean  removes .venv, caches and .data'
@@ -28,6 +30,11 @@ venv:
 # exec: the shell must not stand between make and what gets the signals.
 run up: venv
 	@exec .venv/bin/python -m deploy.dev $@
+
+# In a folder of its own, unless one is named.
+rollback: DATA := $(if $(filter file,$(origin DATA)),.data/rollback,$(DATA))
+rollback: venv
+	@exec .venv/bin/python -m deploy.rollback
 
 # Tests wait more than they compute, so there are more workers than processors; a later -n in ARGS wins.
 # A file is run by one worker, since its tests may share a stack, and files in the order of pyproject.toml.

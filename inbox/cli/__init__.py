@@ -238,7 +238,11 @@ def list_command(
             for row in page:
                 shown = listed_view(row)
                 line = "{key}  {status}  tries {tries}  code {code}  received {receivedAt}  behind {heldBehind}"
-                typer.echo(json.dumps(shown) if as_json else line.format(**{k: "-" if v is None else v for k, v in shown.items()}))
+                typer.echo(
+                    json.dumps(shown)
+                    if as_json
+                    else line.format(**{k: "-" if v is None else v for k, v in shown.items()})
+                )
             after |= {"after_type": page[-1].type, "after": page[-1].id}
 
     _operate(work, settings)
