@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, replace
 from typing import Any
@@ -23,16 +24,19 @@ _EACH = 5  # messages that each sender gets through in each phase, unless EACH s
 
 
 def main() -> int:
-    """Exit codes: 0 with the proof, 1 without it or when something failed, 130 when it was interrupted."""
+    """Exit codes: 0 with the proof, 1 without it or when something failed, 2 usage, 130 when it was interrupted."""
     # Servers of the caller's are left alone: Temporal is going to be killed.
     options = replace(Options.read(os.environ), database_url=None, temporal_address=None, temporal_ui=None)
-    each = int(os.environ.get("EACH") or _EACH)
+    wished = os.environ.get("EACH") or str(_EACH)
+    if not wished.isdecimal():
+        sys.stderr.write("EACH is how many messages each sender gets through in each phase\n")
+        return 2
 
     def work(stack: Stack, signals: Signals, screen: Screen) -> int:
         screen.line(f"roll-back rehearsal; data: {options.data}")
         stack.start()
         began = time.monotonic()
-        outcome = Rehearsal(stack, signals, screen, each).run()
+        outcome = Rehearsal(stack, signals, screen, int(wished)).run()
         show(screen, outcome)
         if options.summary:
             write(options.summary, json.dumps(_summary(outcome, time.monotonic() - began), indent=1) + "\n")

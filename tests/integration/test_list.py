@@ -35,6 +35,14 @@ async def listed(settings: dict[str, str], *options: str) -> tuple[int | None, l
     return run.returncode, said.decode().splitlines(), complained.decode()
 
 
+async def command(settings: dict[str, str], *line: str) -> tuple[int | None, str]:
+    run = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "inbox", *line), env=settings, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await run.communicate()
+    return run.returncode, said.decode()
+
+
 async def objects(settings: dict[str, str], *options: str) -> list[dict[str, Any]]:
     code, lines, complained = await listed(settings, *options, "--json")
     assert (code, complained) == (0, "")
@@ -123,3 +131,30 @@ async def test_messages_of_a_source_that_is_gone_are_listed_too(stack: Stack, se
     code, lines, complained = await listed(changed, "--open", "--source", "report-producer")
     assert (code, len(lines)) == (0, 1)
     assert "is no source" in complained
+
+
+async def test_what_is_open_can_be_taken_out_of_the_inbox_without_temporal(
+    stack: Stack, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """docs/rollback.md, "If Temporal does not come back": list, discard without a report, drained."""
+    await stack.open()
+    messages = [survey(patno=PLANTED) for _ in range(3)]
+    for message in messages:
+        await stack.legacy(message)
+    code, lines, _ = await listed(settings, "--open", "--source", "hospital")
+    keys = [line.split()[0] for line in lines]
+    assert (code, keys) == (0, [f"hospital/{message['srvyDrawupNo']}" for message in messages])
+    stack.configure(report=None)
+    quiet = environment(stack, tmp_path)
+    for key in keys:
+        assert await command(quiet, "discard", key, "--reason", "sent again past the inbox") == (0, f"{key}: DEAD\n")
+    assert await command(settings, "drained") == (0, "drained: nothing is open, held, parked or owed\n")
+    assert await stack.sql("SELECT 1 FROM inbox.report") == []
+    code, _ = await command(quiet, "discard", keys[0], "--reason", "again")
+    assert code == 1
+    stack.configure(mode="direct")
+    await stack.open()
+    again = await stack.legacy(messages[0])
+    assert (again.json()["duplicate"], again.json()["status"]) == (True, "DEAD")
+    another = await stack.legacy(messages[0] | {"srvyDrawupNo": "another"})
+    assert another.json()["status"] == "COMPLETED"
