@@ -27,7 +27,7 @@ from deploy.rollback.traffic import LINES, TOGETHER, Sent, Traffic
 
 AWAY, TO_DIRECT, DIRECT = "Temporal away", "to direct", "direct, away"
 BACK, DRAINED, TO_ACCEPT, AGAIN = "Temporal back", "drained", "to accept", "accept again"
-_LIMIT = 180.0  # seconds that a phase may take
+_LIMIT = 300.0  # seconds that a phase may take
 _ASKED_TWICE = 2
 _BETWEEN = 1.0  # seconds between two questions whether it is drained
 

@@ -15,7 +15,7 @@ from deploy.dev.postgres import Postgres
 from deploy.rollback.judge import Journal, faults
 from tests.acceptance.launcher import Launcher
 
-LIMIT = 600.0  # seconds: some twenty processes are started, on a machine that runs other tests
+LIMIT = 900.0  # seconds: some twenty processes are started, on a machine that runs other tests
 PHASES = [
     *("accept", "Temporal away", "to direct", "direct, away", "Temporal back", "drained", "to accept", "accept again"),
     "no traffic",
