@@ -4,11 +4,11 @@
 PYTHON ?= python3
 DATA ?= .data
 ARGS ?=
-# For all recipes; run, up and chaos read them from the environment (spec section 15).
+# For all recipes; run, up, chaos and rollback read them from the environment (spec section 15).
 export DATA
 
 .DEFAULT_GOAL := help
-.PHONY: help run up chaos test lint clean venv
+.PHONY: help run up chaos rollback test lint clean venv
 
 help:
 	@echo 'make run    the local stack with the sample day; stays up until Ctrl-C'
@@ -17,6 +17,8 @@ help:
 	@echo '            MORE=path adds sources and handlers of your own (TOML), for run too'
 	@echo 'make chaos  the whole stack under random faults; exit 0 only with the proof that nothing is lost'
 	@echo '            SEED=n repeats a run, MESSAGES=2000 KILLS=40 say how much, SUMMARY=path as JSON'
+	@echo 'make rollback   the way to direct mode and back, rehearsed under traffic; exits 0 with the proof'
+	@echo '            EACH=n messages of each sender in each step, SUMMARY=path writes the table as JSON'
 	@echo 'make test   the whole test suite; ARGS= is given to pytest'
 	@echo 'make lint   ruff and mypy'
 	@echo 'make clean  removes .venv, caches and .data'
@@ -34,6 +36,11 @@ run up: venv
 
 chaos: venv
 	@exec .venv/bin/python -m deploy.chaos
+
+# In a folder of its own, unless one is named.
+rollback: DATA := $(if $(filter file,$(origin DATA)),.data/rollback,$(DATA))
+rollback: venv
+	@exec .venv/bin/python -m deploy.rollback
 
 # Tests wait more than they compute, so there are more workers than processors; a later -n in ARGS wins.
 # A file is run by one worker, since its tests may share a stack, and files in the order of pyproject.toml.

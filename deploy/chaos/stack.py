@@ -64,7 +64,7 @@ class Stack:
         ingests = [Ingest(name, self._log(name), own) for name in INGESTS]
         own = base | {"DATABASE_URL": self.logins["worker"]}
         access = TemporalAccess(temporal.address, "default", embedded=True)
-        workers = [Worker(self._log(name), own, None, access, name) for name in WORKERS]
+        workers = [Worker(name, self._log(name), own, None, access) for name in WORKERS]
         programs: list[Program] = [*ingests, *workers]
         self._begin(programs)
         self.ingests = [ingest.url for ingest in ingests]

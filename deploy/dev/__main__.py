@@ -8,12 +8,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
-from deploy.dev.leftovers import DataLock
+from deploy.dev.launch import launch, leave
 from deploy.dev.sample import SOURCE, Sender
 from deploy.dev.screen import Screen
-from deploy.dev.service import StackError
 from deploy.dev.settings import RETRY_INTERVAL, Options, write
 from deploy.dev.signals import Interrupted, Signals
 from deploy.dev.stack import Stack
@@ -34,33 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given not in (["run"], ["up"]):
         sys.stderr.write(_USAGE)
         return 2
-    options, screen = Options.read(os.environ), Screen()
-    try:
-        with Signals() as signals, DataLock(options.data, signals.check) as lock:
-            _forget(options)
-            stack = Stack(options, signals, screen)
-            try:
-                return _work(stack, options, signals, screen, sample=given == ["run"])
-            finally:
-                lock.stopping()
-                screen.line("stopping …")
-                stack.stop()
-                screen.line("everything is stopped; the data is kept")
-    except StackError as error:
-        screen.failed(error)
-        return error.exit_code
-    except Interrupted:
-        return 130
-    except OSError as error:
-        screen.failed(StackError(f"{error.filename or 'a file'}: {error.strerror}"))
-        return 1
+    options = Options.read(os.environ)
 
+    def work(stack: Stack, signals: Signals, screen: Screen) -> int:
+        return _work(stack, options, signals, screen, sample=given == ["run"])
 
-def _forget(options: Options) -> None:
-    """Remove what an earlier stack told, and find out now whether this one will be able to tell it."""
-    for path in filter(None, (options.ready, options.summary)):
-        write(path, "")
-        path.unlink()
+    return launch(options, work)
 
 
 def _work(stack: Stack, options: Options, signals: Signals, screen: Screen, *, sample: bool) -> int:
@@ -103,9 +80,4 @@ def _sample(stack: Stack, options: Options, signals: Signals, screen: Screen) ->
 
 
 if __name__ == "__main__":
-    code = main()
-    with suppress(OSError):  # the terminal may be closed
-        sys.stdout.flush()
-    # Not sys.exit: all is stopped, and the Temporal client's threads, which still run, were seen
-    # to abort the interpreter while it winds up. That would change the exit code.
-    os._exit(code)
+    leave(main())

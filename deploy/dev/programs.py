@@ -97,11 +97,11 @@ class Worker(Program):
 
     def __init__(
         self,
+        name: str,
         log: Path,
         environment: Mapping[str, str],
         preferred: Mapping[str, int] | None,
         temporal: TemporalAccess,
-        name: str = "worker",
     ) -> None:
         """Start nothing yet; `preferred` are ports to take where they are free."""
         super().__init__(name, log, environment, preferred)

@@ -25,29 +25,49 @@ from inbox.settings import Sources
 
 _AWAY = 3  # exit code: a service of the caller's does not answer
 _AWAY_LIMIT = 10.0  # seconds that it gets
-# Those that use the others go first; the worker's running activities still need the hospital.
-_STOP_ORDER = (("ingest", "worker"), ("hospital",), ("Temporal",), ("Postgres",))
 
 
 class Stack:
     """All servers of one data folder; use it within the folder's DataLock."""
 
     hospital: Program
-    ingest: Program
-    worker: Program
 
-    def __init__(self, options: Options, signals: Signals, screen: Screen) -> None:
-        """Start nothing yet."""
+    def __init__(self, options: Options, signals: Signals, screen: Screen, each: int = 1) -> None:
+        """Start nothing yet; there will be so many ingest processes as `each` says, and so many workers."""
         self._options = options
+        self._each = each
         self._signals = signals
         self._screen = screen
         self._kept_ports = read_json(options.data / "ports.json")
-        self._supervisor = Supervisor(options.data, signals, screen)
+        self.supervisor = Supervisor(options.data, signals, screen)
+        self.ingests: list[Program] = []
+        self.workers: list[Program] = []
+        self.temporal: Temporal | None = None  # unless it is the caller's
         self._postgres: Postgres | None = None
-        self._temporal: Temporal | None = None
         self._database_url = ""
         self._temporal_address = ""
         self.tokens: dict[str, str] = {}
+        self.environments: dict[str, dict[str, str]] = {}  # of each part, with its login
+
+    @property
+    def ingest(self) -> Program:
+        """The first ingest process."""
+        return self.ingests[0]
+
+    @property
+    def worker(self) -> Program:
+        """The first worker."""
+        return self.workers[0]
+
+    @property
+    def config(self) -> Path:
+        """The settings file, INBOX_CONFIG."""
+        return self._options.data / "inbox.toml"
+
+    @property
+    def database(self) -> str:
+        """The database's URL, as its owner."""
+        return self._database_url
 
     def start(self) -> None:
         """Start everything and return when all of it answers.
@@ -59,32 +79,34 @@ class Stack:
         for name in end_leftovers(options.data):
             self._screen.step(name, "was left over by a killed launcher: ended")
         self.tokens = tokens(options.data)
-        config = options.data / "inbox.toml"
-        base = base_environment(options, config, self.tokens)
+        base = base_environment(options, self.config, self.tokens)
         self.hospital = Hospital("hospital", self._log("hospital"), base, self._ports("hospital"))
-        self._supervisor.begin(self.hospital)
+        self.supervisor.begin(self.hospital)
         more = options.more.read_text(encoding="utf-8") if options.more else ""
-        write(config, toml(self.tokens, self.hospital.url, more), 0o600)
+        write(self.config, toml(self.tokens, self.hospital.url, more), 0o600)
         self._database_url = base["DATABASE_URL"] = self._start_postgres()
         temporal = self._start_temporal()
         self._temporal_address = base["TEMPORAL_ADDRESS"] = temporal.address
-        self._supervisor.run(Migrate(self._log("migrate"), base))
-        urls = self._logins()
-        own = base | {"DATABASE_URL": urls["ingest"]}
-        self.ingest = Ingest("ingest", self._log("ingest"), own, self._ports("ingest"))
-        self._supervisor.begin(self.ingest)
-        own = base | {"DATABASE_URL": urls["worker"]}
-        self.worker = Worker(self._log("worker"), own, self._ports("worker"), temporal)
-        self._supervisor.begin(self.worker)
+        self.supervisor.run(Migrate(self._log("migrate"), base))
+        self.environments = {part: base | {"DATABASE_URL": url} for part, url in self._logins().items()}
+        for name in self._names("ingest"):
+            self.ingests.append(Ingest(name, self._log(name), self.environments["ingest"], self._ports(name)))
+            self.supervisor.begin(self.ingests[-1])
+        for name in self._names("worker"):
+            own = self.environments["worker"]
+            self.workers.append(Worker(name, self._log(name), own, self._ports(name), temporal))
+            self.supervisor.begin(self.workers[-1])
         self.write_ready()
 
     def watch(self, until: Callable[[], bool] = lambda: False) -> None:
         """Keep everything running until the condition holds, or someone wishes to stop."""
-        self._supervisor.watch(self.write_ready, until)
+        self.supervisor.watch(self.write_ready, until)
 
     def stop(self) -> None:
         """Stop everything in order; a further wish to stop hurries."""
-        self._supervisor.stop(_STOP_ORDER)
+        # Those that use the others go first; the worker's running activities still need the hospital.
+        programs = (*self._names("ingest"), *self._names("worker"))
+        self.supervisor.stop((programs, ("hospital",), ("Temporal",), ("Postgres",)))
 
     def addresses(self) -> dict[str, str]:
         """Where things are, for the reader of the screen."""
@@ -114,9 +136,9 @@ class Stack:
             "tokens": {source: self.tokens[source] for source in SOURCES},
             "operator_token": self.tokens[OPERATOR],
             "pids": {
-                "ingest": [self.ingest.pid],
-                "worker": [self.worker.pid],
-                "temporal": self._temporal.pid if self._temporal else None,
+                "ingest": [ingest.pid for ingest in self.ingests],
+                "worker": [worker.pid for worker in self.workers],
+                "temporal": self.temporal.pid if self.temporal else None,
                 "postgres": self._postgres.pid if self._postgres else None,
                 "hospital": self.hospital.pid,
             },
@@ -133,7 +155,7 @@ class Stack:
             preferred=self._ports("Postgres"),
             log=self._log("postgres"),
         )
-        self._supervisor.begin(self._postgres)
+        self.supervisor.begin(self._postgres)
         return self._postgres.url
 
     def _logins(self) -> dict[str, str]:
@@ -141,7 +163,7 @@ class Stack:
         if self._postgres is None:
             return dict.fromkeys(PARTS, self._database_url)
         try:
-            settings = Sources.model_validate(tomllib.loads((self._options.data / "inbox.toml").read_text("utf-8")))
+            settings = Sources.model_validate(tomllib.loads(self.config.read_text("utf-8")))
             return logins(self._postgres.url, self._options.data, mover=settings.moves_states() is not None)
         except psycopg.Error as error:
             raise StackError(f"the logins of Postgres could not be made: {type(error).__name__}") from error
@@ -152,14 +174,14 @@ class Stack:
             access = TemporalAccess(options.temporal_address, options.namespace, embedded=False)
             self._of_the_caller("Temporal at TEMPORAL_ADDRESS", access.answers)
             return access
-        self._temporal = Temporal(
+        self.temporal = Temporal(
             options.data,
             preferred=self._ports("Temporal"),
             log=self._log("temporal"),
             namespace=options.namespace,
         )
-        self._supervisor.begin(self._temporal)
-        return TemporalAccess(self._temporal.address, options.namespace, embedded=True)
+        self.supervisor.begin(self.temporal)
+        return TemporalAccess(self.temporal.address, options.namespace, embedded=True)
 
     def _of_the_caller(self, name: str, answers: Callable[[], bool]) -> None:
         if not wait_until(answers, _AWAY_LIMIT, self._signals.check):
@@ -167,7 +189,10 @@ class Stack:
         self._screen.step(name, "answers")
 
     def _ui(self) -> str | None:
-        return self._temporal.ui_url if self._temporal else self._options.temporal_ui
+        return self.temporal.ui_url if self.temporal else self._options.temporal_ui
+
+    def _names(self, part: str) -> list[str]:
+        return [part, *(f"{part}-{number}" for number in range(2, self._each + 1))]
 
     def _log(self, name: str) -> Path:
         return self._options.data / "logs" / f"{name}.log"

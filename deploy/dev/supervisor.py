@@ -51,6 +51,15 @@ class Supervisor:
         took = time.monotonic() - watched.launched
         self._screen.step(service.name, service.address, took)
 
+    def restart(self, service: Service) -> None:
+        """Stop a watched one if it runs, start it anew and wait until it answers. Errors as `Service.start`."""
+        began = time.monotonic()
+        with self._screen.starting(service.name):
+            service.stop()
+            service.start(self._signals.check)
+        self._note()
+        self._screen.step(service.name, "started again", time.monotonic() - began)
+
     def run(self, task: Migrate) -> None:
         """Run something to its end. Errors as `Migrate.run`."""
         began = time.monotonic()

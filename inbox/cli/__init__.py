@@ -206,13 +206,46 @@ def drained(*, as_json: Annotated[bool, typer.Option("--json", help="for a progr
         typer.echo("{source}: {count} of {type} {what} ({state}), the oldest for {oldestSeconds:.0f} s".format(**line))
     accepting = sorted(name for name, source in settings.declared.sources.items() if source.mode == "accept")
     if accepting and not as_json:
-        errors.print(
-            f"inbox: still in mode accept, and so may fill again: {', '.join(accepting)}", markup=False, soft_wrap=True
-        )
+        _say(f"still in mode accept, and so may fill again: {', '.join(accepting)}")
     if still:
         raise typer.Exit(FAILED)
     if not as_json:
         typer.echo("drained: nothing is open, held, parked or owed")
+
+
+@app.command("list")
+def list_command(
+    *,
+    source: Annotated[str, typer.Option(help="of which source")],
+    opened: Annotated[bool, typer.Option("--open", help="those that have not ended, held ones too")] = False,
+    parked: Annotated[bool, typer.Option("--parked", help="the DEAD ones that hold others")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one object a line")] = False,
+) -> None:
+    """List a source's messages, a line each: by type, in order of arrival. Never what they hold."""
+    from inbox.ingest.view import listed_view
+    from inbox.store.reads import LIST
+
+    if opened == parked:
+        raise typer.BadParameter("give one of --open and --parked")
+    configure_logging("ERROR")
+    settings = _settings()
+    if settings.source(source) is None:
+        _say(f"{source} is no source of these settings")
+
+    async def work(database: Database) -> None:
+        after: dict[str, Any] = {"source": source, "after_type": "", "after": 0}
+        while page := await database.run(LIST["open" if opened else "parked"], after):
+            for row in page:
+                shown = listed_view(row)
+                line = "{key}  {status}  tries {tries}  code {code}  received {receivedAt}  behind {heldBehind}"
+                typer.echo(
+                    json.dumps(shown)
+                    if as_json
+                    else line.format(**{k: "-" if v is None else v for k, v in shown.items()})
+                )
+            after |= {"after_type": page[-1].type, "after": page[-1].id}
+
+    _operate(work, settings)
 
 
 @app.command()

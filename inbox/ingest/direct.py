@@ -74,7 +74,7 @@ class Direct:
             if not isinstance(error, InboxError):
                 where = place_of(error, type(handler).__module__.partition(".")[0])
                 limited.warning(
-                    place, "a message of %s was not registered: %s at %s", row["type"], fault_of(error), place
+                    where, "a message of %s was not registered: %s at %s", row["type"], fault_of(error), where
                 )
             phrase = self._settings.system_phrase(row["source"])
             raise _refusal(judge(error, handler, phrase, source.codes)) from None

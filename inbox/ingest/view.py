@@ -8,7 +8,7 @@ from typing import Any
 from inbox.ingest.accept import Incoming
 from inbox.message import Key
 from inbox.states import OwnCode, Status
-from inbox.store.reads import Record, Waiting
+from inbox.store.reads import Listed, Record, Waiting
 from inbox.store.statements import Accepted
 
 
@@ -55,7 +55,7 @@ def accepted_view(incoming: Incoming, found: Accepted, phrase: str) -> dict[str,
     }
 
 
-def _behind(record: Record) -> str | None:
+def _behind(record: Record | Listed) -> str | None:
     """Return the key of the message that holds this one."""
     if record.behind_id is None:
         return None
@@ -92,6 +92,20 @@ def record_view(record: Record, phrase: str | None = None, *, missing: int | Non
         "updatedAt": record.updated_at,
         "closedAt": record.closed_at,
         **_ending(record.status, record.last_code, reason, record.outcome),
+    }
+
+
+def listed_view(row: Listed) -> dict[str, Any]:
+    """Return one message of a list: its key, and how far it is."""
+    return {
+        "key": str(Key(row.tenant, row.source, row.message_id, row.edition)),
+        "type": row.type,
+        "status": row.status,
+        "tries": row.tries,
+        "code": row.last_code,
+        "receivedAt": row.received_at.isoformat(),
+        "heldSince": row.held_since.isoformat() if row.held_since else None,
+        "heldBehind": _behind(row),
     }
 
 

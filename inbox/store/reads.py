@@ -142,6 +142,44 @@ READ_BACKLOG = Statement(
 
 
 @dataclass(frozen=True)
+class Listed:
+    """One message of a list; ``tries`` are its generation's. ``behind_id`` as of a record."""
+
+    id: int
+    tenant: str
+    source: str
+    message_id: str
+    edition: int
+    type: str
+    status: str
+    tries: int
+    last_code: str | None
+    received_at: datetime
+    held_since: datetime | None
+    behind_id: str | None
+    behind_edition: int | None
+
+
+PAGE = 500  # messages that a list reads at once
+_LISTED = {"open": "m.closed_at IS NULL", "parked": "m.parked"}
+# The next page of a source's messages that are open, or parked, by type and in order of arrival; reads the partial
+# index of those alone, and of it what it returns.
+LIST = {
+    what: Statement(
+        f"list {what}",
+        Listed,
+        f"""
+        SELECT m.id, m.tenant, m.source, m.message_id, m.edition, m.type, m.status, m.tries - m.tries_before AS tries,
+               m.last_code, m.received_at, m.held_since, b.message_id AS behind_id, b.edition AS behind_edition
+          FROM inbox.message m LEFT JOIN inbox.message b ON b.id = m.held_behind
+         WHERE m.source = %(source)s AND {condition} AND (m.type, m.id) > (%(after_type)s, %(after)s)
+         ORDER BY m.type, m.id LIMIT {PAGE}""",  # noqa: S608 - ours
+    )
+    for what, condition in _LISTED.items()
+}
+
+
+@dataclass(frozen=True)
 class Ready:
     """What a process asks before it calls itself ready."""
 

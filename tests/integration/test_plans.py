@@ -11,6 +11,7 @@ from psycopg import Connection, errors
 
 from deploy.dev.postgres import Postgres
 from inbox.store.order import LOCK_SUBJECT
+from inbox.store.reads import PAGE
 from inbox.store.statements import ACCEPT
 from tests.conftest import TEMPLATE
 from tests.integration.test_schema import database
@@ -48,9 +49,14 @@ EXPECTED: dict[str, tuple[set[str], int, int]] = {
     "lease, order sequence": ({"message_due", "message_pkey"}, 50, 50 * 40),
     "lease, order none": ({"message_due", "message_pkey"}, 50, 50 * 40),
     "backlog": ({"message_open", "message_parked"}, 2 * HELD + 1000 + 500, 300),
+    "list open": ({"message_open", "message_pkey"}, PAGE, PAGE * 5),
+    "list parked": ({"message_parked"}, 1, 10),
 }
 # A lease gives its share in order of arrival; a source of few started rows may have them sorted instead of read in order.
-SORTED = {f"lease, order {order}": 50 for order in ("arrival", "sequence", "none")} | {"find due sources": 250}
+SORTED = {f"lease, order {order}": 50 for order in ("arrival", "sequence", "none")} | {
+    "find due sources": 250,
+    "list open": PAGE,  # a page may be sorted too
+}
 
 
 @pytest.fixture(scope="module")

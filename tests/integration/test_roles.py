@@ -98,6 +98,7 @@ RUN_BY = {
     "read record": "ingest operator reader",
     "read backlog": "ingest operator reader",
     "read chain": "worker",
+    **dict.fromkeys(("list open", "list parked"), "operator reader"),
     "read standing": "worker operator",
     "lock message": "worker operator",
     "set aside": "worker",

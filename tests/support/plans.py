@@ -12,7 +12,7 @@ from psycopg import Connection, sql
 from inbox.store.due import MESSAGES
 from inbox.store.engine import Statement
 from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
-from inbox.store.reads import READ_BACKLOG
+from inbox.store.reads import LIST, READ_BACKLOG
 from inbox.store.statements import CLAIM, COMPLETE, FAIL, TAKE_FENCE
 from tests.support.rows import claim, completion, failure
 
@@ -159,6 +159,10 @@ def questions(connection: Connection[Any], held: int) -> Iterator[Question]:
         lease = {"source": source, "share": 50, "again": 900.0, "lease": 30.0, "order": order}
         yield Question(f"lease, order {order}", MESSAGES.lease, lease)
     yield Question("backlog", READ_BACKLOG, {})
+    for what, statement in LIST.items():
+        yield Question(
+            f"list {what}", statement, {"source": "a", "after_type": "report.count", "after": row("a", "h2")}
+        )
 
 
 @dataclass(frozen=True)

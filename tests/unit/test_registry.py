@@ -133,14 +133,20 @@ async def test_a_handler_of_others_gets_its_look_up_caches_where_it_asks_for_the
 
 def test_two_handlers_of_one_type_are_refused(install: Callable[[str, str, str], None]) -> None:
     install("second_package", "second_counter", WHOLE.replace("customer.created", "report.count"))
-    said = "handlers.second_counter: a second handler for type report.count, which handlers.report_counter serves"
+    said = (
+        "entry point second_counter of temporal_inbox.handlers:"
+        " a second handler for type report.count, which handlers.report_counter serves"
+    )
     assert refused() == said
 
 
 def test_two_packages_with_one_name_are_refused(install: Callable[[str, str, str], None]) -> None:
     install("one_package", "same", WHOLE)
     install("two_package", "same", WHOLE)
-    assert refused() == "handlers.same: several packages have a handler of that name: one_package, two_package"
+    assert (
+        refused()
+        == "entry point same of temporal_inbox.handlers: several packages have a handler of that name: one_package, two_package"
+    )
 
 
 # Listed in the settings

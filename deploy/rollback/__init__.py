@@ -1,0 +1,1 @@
+"""The way back to direct mode and forward again, rehearsed under traffic: see docs/rollback.md."""
