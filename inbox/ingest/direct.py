@@ -7,14 +7,15 @@ transaction, and whoever delivers is told how it ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from psycopg.types.json import Jsonb
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from inbox.errors import NotRegistered, StoreUnavailable, TransactionEnded
-from inbox.handler import Handler, Message
+from inbox.handler import Handler, Message, Outcome
 from inbox.message import RESEND
 from inbox.payload import read_payload
 from inbox.settings import Settings, SourceSettings
@@ -27,6 +28,7 @@ from inbox.store.statements import Accepted
 from inbox.verdict import judge
 
 Row = dict[str, Any]  # what ACCEPT is given
+Write = Callable[[AsyncConnection], Awaitable[Outcome]]
 
 
 class Direct:
@@ -48,15 +50,17 @@ class Direct:
         place = await self._database.one(LOOK[order], row)
         if place is None or place.answer == "HELD" or not _is_new(place, source):
             return None
-        row |= _edition(place, row)
-        if order != "none" and not place.placed:
-            await self._database.one(MAKE_PLACE, row)
+        row |= _edition(place, row) | {"received_at": place.received_at}
         handler = self._handlers.get(row["type"])
         if handler is None:
             return None
+        if order != "none" and not place.placed:
+            await self._database.one(MAKE_PLACE, row)
         try:
             async with asyncio.timeout(self._settings.declared.timeouts.start_to_close):
-                return await self._register(row | {"received_at": place.received_at}, source, handler, order)
+                # A position never goes back: nobody is asked, nothing made for a number that was passed.
+                write = _nothing if place.answer == "OBSOLETE" else await _prepared(handler, row, source)
+                return await self._register(row, source, write, order)
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001  whatever a handler raises is its answer
@@ -64,22 +68,7 @@ class Direct:
             told = verdict.reason if verdict.code == OwnCode.INVALID_PAYLOAD else verdict.told
             raise NotRegistered(verdict.code, told, final=verdict.code != OwnCode.SYSTEM_ERROR) from None
 
-    async def _register(
-        self, row: Row, source: SourceSettings, handler: Handler[Any, Any], order: str
-    ) -> Accepted | None:
-        message = Message(
-            tenant=row["tenant"],
-            source=row["source"],
-            id=row["message_id"],
-            edition=row["edition"],
-            type=row["type"],
-            subject=row["subject"],
-            received_at=row["received_at"],
-            zone=ZoneInfo(source.zone),
-            payload=read_payload(handler.payload, row["content_type"], row["body"]),
-        )
-        with span("prepare"):
-            prepared = await handler.prepare(message)
+    async def _register(self, row: Row, source: SourceSettings, write: Write, order: str) -> Accepted | None:
         with span("bundle"):
             async with self._database.transaction() as tx:
                 connection = await driver(tx)
@@ -90,19 +79,42 @@ class Direct:
                     return None
                 ending: dict[str, Any] = {"outcome": Jsonb(OBSOLETE), "notice": None, "notice_reason": None}
                 if not put.obsolete:
-                    outcome = await handler.register(tx, message, prepared)
+                    outcome = await write(tx)
                     if not tx.in_transaction():
                         raise TransactionEnded
                     ending["outcome"] = Jsonb(dict(outcome.result))
                     if outcome.notice:
                         ending |= {"notice": outcome.notice.kind.value, "notice_reason": outcome.notice.reason}
-                ending |= {"id": put.id, "xact": put.xact, "sequenced": order == "sequence"}
+                applied = order == "sequence" and not put.obsolete  # a number that was passed moves nothing
+                ending |= {"id": put.id, "xact": put.xact, "sequenced": applied}
                 finished = await one(connection, FINISH, ending | {"reports": source.report is not None})
                 if finished is None:
                     raise TransactionEnded
-                if order == "sequence":  # who waits behind the gap that it fills; by arrival nobody waits for it
+                if applied:  # who waits behind the gap that it fills; by arrival nobody waits for it
                     await rows(connection, RELEASE_SEQUENCE, {"id": put.id})
         return finished
+
+
+async def _prepared(handler: Handler[Any, Any], row: Row, source: SourceSettings) -> Write:
+    """Look up what the message needs, and return what writes its bundle. Raises what its handler does."""
+    message = Message(
+        tenant=row["tenant"],
+        source=row["source"],
+        id=row["message_id"],
+        edition=row["edition"],
+        type=row["type"],
+        subject=row["subject"],
+        received_at=row["received_at"],
+        zone=ZoneInfo(source.zone),
+        payload=read_payload(handler.payload, row["content_type"], row["body"]),
+    )
+    with span("prepare"):
+        prepared = await handler.prepare(message)
+    return lambda tx: handler.register(tx, message, prepared)
+
+
+async def _nothing(_: AsyncConnection) -> Outcome:
+    return Outcome()
 
 
 def _is_new(place: Place, source: SourceSettings) -> bool:
