@@ -164,3 +164,18 @@ async def test_a_wish_makes_no_start_above_those_who_wait_from_a_time_of_no_orde
     # Of two with one number one is applied, whichever goes first.
     assert sorted(str(found["outcome"]) for found in await turn.rows()) == ["obsolete", "{}", "{}"]
     assert (await turn.rows())[0]["outcome"] == {}
+
+
+async def test_a_message_without_a_number_leaves_a_gap_its_time(inbox: Inbox) -> None:
+    turn = await begin(inbox, "sequence")
+    await apply(turn, 1)
+    await restart(turn, "none")
+    incoming = Incoming("", turn.source, "plain", "t", "s", None, "application/json", b"{}", b"x" * 32)
+    plain = Row((await inbox.acceptor.accept(incoming)).id, "plain")
+    await restart(turn, "sequence")
+    assert await turn.decide(await send(turn, 3)) == "HELD"
+    places = "SELECT * FROM inbox.subject_position"
+    before = await (await inbox.sql.execute(places)).fetchall()
+    assert before[0]["gap_since"] is not None
+    assert await turn.decide(plain) == "FREE"
+    assert await (await inbox.sql.execute(places)).fetchall() == before

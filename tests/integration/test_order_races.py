@@ -337,3 +337,31 @@ async def test_the_time_behind_another_message_is_no_time_of_a_gap_for_whom_nobo
     (other,) = [row for row in await turn.rows() if row["id"] == other["id"]]
     assert (other["held_behind"], (other["due_at"] - other["held_since"]).total_seconds()) == (None, 3600)
     assert other["held_since"] >= closed["closed_at"]
+
+
+@pytest.mark.parametrize("by", ["discard", "an obsolete one"])
+async def test_a_release_does_not_begin_the_time_of_a_gap_anew(inbox: Inbox, by: str) -> None:
+    turn = inbox.turn("sequence", 0)
+    first, second = [await turn.send() for _ in range(2)]
+    assert await turn.fail(await turn.claim(first), final=True)
+    assert await turn.complete(await turn.claim(second))
+    turn.sent = 3
+    fourth, fifth = [await turn.send() for _ in range(2)]
+    await inbox.dispatcher.round()
+    half = "- interval '30 minutes'"
+    await inbox.sql.execute(f"UPDATE inbox.subject_position SET gap_since = gap_since {half}")
+    await inbox.sql.execute(
+        f"UPDATE inbox.message SET held_since = held_since {half}, due_at = due_at {half}, updated_at = updated_at {half}"
+        " WHERE closed_at IS NULL"
+    )
+    before = next(row for row in await turn.rows() if row["id"] == fourth.id)
+    if by == "discard":
+        assert await turn.discard(fifth)
+    else:
+        await turn.redrive(first)
+        assert await turn.complete(await turn.claim(first, generation=2))
+    (row,) = [row for row in await turn.rows() if row["id"] == fourth.id]
+    assert row["held_since"] is None  # let go, to ask again
+    assert await turn.decide(fourth) == "HELD"
+    (row,) = [row for row in await turn.rows() if row["id"] == fourth.id]
+    assert (row["held_since"], row["due_at"]) == (before["held_since"], before["due_at"])

@@ -222,7 +222,7 @@ class Model:
             row.hold = Hold(behind, max(row.since, place.gap))
             return "GAP" if row.hold.since + GAP <= self.clock else "HELD"
         row.hold = None
-        if self.order == "sequence" and not self.passed(row):
+        if self.order == "sequence" and row.number is not None and not self.passed(row):
             place.gap = None
         return "FREE"
 
