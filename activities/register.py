@@ -240,9 +240,11 @@ class RegisterActivity:
 
     async def _waiting(self, message: int, source: SourceSettings) -> int:
         """Count who waits behind a message, for operators; while Postgres is away they see less."""
-        asked = {"id": message, "sequenced": source.order == "sequence", "most": MOST_COUNTED}
+        if not source.ordered:
+            return 0
+        asked = {"id": message, "most": MOST_COUNTED}
         with suppress(StoreUnavailable):
-            found = await self._database.one(COUNT_BEHIND, asked)
+            found = await self._database.one(COUNT_BEHIND[source.order], asked)
             return found.rows if found else 0
         return 0
 
