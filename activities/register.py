@@ -263,9 +263,11 @@ class RegisterActivity:
 
     async def _waiting(self, message: int, source: SourceSettings) -> int:
         """Count who waits behind a message, for operators; while Postgres is away they see less."""
-        asked = {"id": message, "sequenced": source.order == "sequence", "most": MOST_COUNTED}
+        if not source.ordered:
+            return 0
+        asked = {"id": message, "most": MOST_COUNTED}
         with suppress(StoreUnavailable):
-            found = await self._database.one(COUNT_BEHIND, asked)
+            found = await self._database.one(COUNT_BEHIND[source.order], asked)
             return found.rows if found else 0
         return 0
 
@@ -317,7 +319,8 @@ class RegisterActivity:
         raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
 
     def _hint(self, code: str | None, message: Claimed | RegisterInput) -> str | None:
-        return hint_for(code, [self._handlers[message.type]], self._settings.codes(message.source))
+        own = [handler for kind, handler in self._handlers.items() if kind == message.type]
+        return hint_for(code, own, self._settings.codes(message.source))
 
 
 def _raise_dead(text: str, code: str | None, hint: str | None, waiting: int) -> NoReturn:

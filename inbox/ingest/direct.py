@@ -62,7 +62,7 @@ class Direct:
         row |= {"received_at": place.received_at, "limit": self._timeouts(handler).transaction}
         try:
             async with asyncio.timeout(self._timeouts(handler).start_to_close):
-                if place.answer == "OBSOLETE":
+                if place.answer == "OBSOLETE":  # a position never goes back: nobody is asked, nothing made
                     return await self._bundle(row, source, order, _nothing)
                 message = _message(row, handler, source)
                 with span("prepare"):
@@ -98,10 +98,11 @@ class Direct:
                 if not tx.in_transaction():  # or the connection may be somebody else's by now
                     raise TransactionEnded
                 notice = outcome.notice
+                applied = order == "sequence" and not put.obsolete  # a number that was passed moves nothing
                 ending = {
                     "id": put.id,
                     "xact": put.xact,
-                    "sequenced": order == "sequence",
+                    "sequenced": applied,
                     "outcome": Jsonb(OBSOLETE if put.obsolete else dict(outcome.result)),
                     "notice": notice.kind.value if notice else None,
                     "notice_reason": notice.reason if notice else None,
@@ -110,7 +111,7 @@ class Direct:
                 finished = await one(connection, FINISH, ending)
                 if finished is None:  # it was ended behind SQLAlchemy's back (COMMIT as text)
                     raise TransactionEnded
-                if order == "sequence":  # who waits behind the gap that it fills; by arrival nobody waits for it
+                if applied:  # who waits behind the gap that it fills; by arrival nobody waits for it
                     await rows(connection, RELEASE_SEQUENCE, {"id": put.id})
         return finished
 

@@ -27,6 +27,7 @@ class Place:
 
 _KEY = "m.tenant = %(tenant)s AND m.source = %(source)s AND m.message_id = %(message_id)s"
 _SUBJECT = "m.tenant = %(tenant)s AND m.source = %(source)s AND m.subject = %(subject)s"
+_BELOW = f"{_SUBJECT} AND m.sequence > p.last AND m.sequence < %(sequence)s"
 _POSITION = "p.tenant = %(tenant)s AND p.source = %(source)s AND p.subject = %(subject)s"
 
 # Whether order lets a message go that is not stored yet: nobody of its subject is open or parked before it, which are
@@ -45,13 +46,13 @@ _ANSWER = {
                         THEN CASE WHEN EXISTS (SELECT FROM inbox.message m
                                                 WHERE {_SUBJECT} AND (m.closed_at IS NULL OR m.parked))
                                   THEN 'HELD' ELSE 'FREE' END
-                        WHEN b.open = 0 AND b.numbers = %(sequence)s - 1 - p.last THEN 'FREE'
-                        ELSE 'HELD' END
-              FROM inbox.subject_position p, LATERAL (
-                   SELECT count(*) FILTER (WHERE m.closed_at IS NULL OR m.parked) AS open,
-                          count(DISTINCT m.sequence) AS numbers
-                     FROM inbox.message m
-                    WHERE {_SUBJECT} AND m.sequence > p.last AND m.sequence < %(sequence)s) b
+                        WHEN EXISTS (SELECT FROM inbox.message m
+                                      WHERE {_BELOW} AND (m.closed_at IS NULL OR m.parked))
+                        THEN 'HELD'
+                        WHEN (SELECT count(DISTINCT m.sequence) FROM inbox.message m WHERE {_BELOW})
+                             = %(sequence)s - 1 - p.last
+                        THEN 'FREE' ELSE 'HELD' END
+              FROM inbox.subject_position p
              WHERE {_POSITION}), 'FREE')""",
 }
 

@@ -1,7 +1,7 @@
 """The SQL of redelivery where a source may wish to send a message again: its editions (spec section 9)."""
 
 from inbox.store.engine import Statement
-from inbox.store.statements import REDRIVEN, WITHDRAWN, Accepted, Fenced
+from inbox.store.statements import BEGIN, REDRIVEN, WITHDRAWN, Accepted, Fenced
 
 _KEY = "tenant = %(tenant)s AND source = %(source)s AND message_id = %(message_id)s"
 _NEWEST = f"SELECT * FROM inbox.message WHERE {_KEY} ORDER BY edition DESC LIMIT 1"
@@ -75,8 +75,7 @@ REDELIVER = Statement(
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM wished
     ), place AS (
-        INSERT INTO inbox.subject_position (tenant, source, subject, last)
-        SELECT tenant, source, subject, %(position)s::bigint FROM wished
+        {BEGIN} FROM wished
          WHERE %(ordered)s AND subject IS NOT NULL
         ON CONFLICT DO NOTHING
     )

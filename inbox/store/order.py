@@ -50,7 +50,7 @@ _GAPS = f"""
 # Holds a waiting row that order forbids, and frees one that it no longer does; decided under the subject's lock. No row
 # returned: it is processing, or closed. A held row is not due, and what stands before it makes it due when it ends;
 # behind a gap it is due when the gap's time is over. That time is the subject's (``gap_since``): it begins when the
-# subject comes to stand before a missing number, or with the row where that came later, and ends when one may go.
+# subject comes to stand before a missing number, or with the row where that came later, and ends when the next may go.
 _DECIDE = """
     WITH me AS MATERIALIZED (
         SELECT m.id, m.tenant, m.source, m.subject, m.sequence, m.held_since, m.updated_at, p.processing, p.gap_since,
@@ -123,7 +123,7 @@ DECIDE_SEQUENCE = Statement(
         waits="""
                CASE WHEN f.behind IS NOT NULL THEN f.gap_since
                     WHEN f.missing IS NOT NULL THEN coalesce(f.gap_since, now())
-                    WHEN f.sequence <= f.last THEN f.gap_since END""",
+                    WHEN f.sequence > f.last THEN NULL ELSE f.gap_since END""",
         ahead=f"""
         SELECT me.*, CASE WHEN c.sequence IS NULL THEN g.missing ELSE h.missing END AS missing,
                greatest(me.last, c.sequence) AS moved, b.id AS before

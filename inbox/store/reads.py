@@ -104,18 +104,20 @@ class Count:
     rows: int
 
 
-# How many open messages of a subject come after one, up to a thousand: for operators.
-COUNT_BEHIND = Statement(
-    "count behind",
-    Count,
-    """
-    SELECT count(*) AS rows
-      FROM (SELECT FROM inbox.message m JOIN inbox.message b
-                ON b.tenant = m.tenant AND b.source = m.source AND b.subject = m.subject
-             WHERE m.id = %(id)s AND b.closed_at IS NULL
-               AND CASE WHEN %(sequenced)s THEN b.sequence > m.sequence ELSE b.id > m.id END
-             LIMIT %(most)s) found""",
-)
+# How many open messages of a subject come after one, up to a limit: for operators.
+COUNT_BEHIND = {
+    order: Statement(
+        f"count behind by {order}",
+        Count,
+        f"""
+        SELECT count(*) AS rows
+          FROM (SELECT FROM inbox.message m JOIN inbox.message b
+                    ON b.tenant = m.tenant AND b.source = m.source AND b.subject = m.subject
+                 WHERE m.id = %(id)s AND b.closed_at IS NULL AND b.{turn} > m.{turn}
+                 LIMIT %(most)s) found""",
+    )
+    for order, turn in (("arrival", "id"), ("sequence", "sequence"))
+}
 
 # What is open, held, parked or owed now; reads the partial indexes of open rows alone, never a closed one.
 READ_BACKLOG = Statement(
@@ -173,7 +175,7 @@ LIST = {
                m.last_code, m.received_at, m.held_since, b.message_id AS behind_id, b.edition AS behind_edition
           FROM inbox.message m LEFT JOIN inbox.message b ON b.id = m.held_behind
          WHERE m.source = %(source)s AND {condition} AND (m.type, m.id) > (%(after_type)s, %(after)s)
-         ORDER BY m.type, m.id LIMIT {PAGE}""",  # noqa: S608 - ours
+         ORDER BY m.type, m.id LIMIT {PAGE}""",
     )
     for what, condition in _LISTED.items()
 }

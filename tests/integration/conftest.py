@@ -11,6 +11,8 @@ from inbox.store.migrate import migrate
 from tests.support.hospital import HospitalServer
 from tests.support.stack import Stack
 
+pytest.register_assert_rewrite("tests.support.model")
+
 
 @pytest.fixture
 def own_postgres(tmp_path: Path) -> Iterator[Postgres]:

@@ -17,10 +17,10 @@ __all__ = ["inbox"]
 ORDERS = ["arrival", "sequence", "none"]
 
 
-async def restart(turn: Turn, order: str) -> None:
+async def restart(turn: Turn, order: str, **changes: Any) -> None:
     """Have every process of the inbox run with another order for the source."""
     its = turn.inbox
-    sources = Sources.model_validate({"sources": {turn.source: {"types": ["t"], "order": order}}})
+    sources = Sources.model_validate({"sources": {turn.source: {"types": ["t"], "order": order} | changes}})
     its.settings = its.settings.model_copy(update={"declared": sources})
     its.acceptor = Acceptor(its.database, its.settings, lambda: None)
     its.tries = Tries(its.database, {}, its.settings, "w", lambda: None)
@@ -151,3 +151,31 @@ async def test_who_stands_rightly_behind_another_is_left_alone(inbox: Inbox) -> 
         before = await turn.rows()
         assert await resume(inbox.database, inbox.settings) is False
         assert await turn.rows() == before
+
+
+async def test_a_wish_makes_no_start_above_those_who_wait_from_a_time_of_no_order(inbox: Inbox) -> None:
+    turn = await begin(inbox, "none")
+    for number in (5, 6):
+        await send(turn, number)
+    await restart(turn, "sequence", redelivery="resend")
+    wish = Incoming("", turn.source, "m6", "t", "s", 6, "application/json", b"{}", b"y" * 32)
+    assert (await inbox.acceptor.accept(wish)).edition == 2
+    assert await turn.drain() == ["m5", "m6", "m6"]
+    # Of two with one number one is applied, whichever goes first.
+    assert sorted(str(found["outcome"]) for found in await turn.rows()) == ["obsolete", "{}", "{}"]
+    assert (await turn.rows())[0]["outcome"] == {}
+
+
+async def test_a_message_without_a_number_leaves_a_gap_its_time(inbox: Inbox) -> None:
+    turn = await begin(inbox, "sequence")
+    await apply(turn, 1)
+    await restart(turn, "none")
+    incoming = Incoming("", turn.source, "plain", "t", "s", None, "application/json", b"{}", b"x" * 32)
+    plain = Row((await inbox.acceptor.accept(incoming)).id, "plain")
+    await restart(turn, "sequence")
+    assert await turn.decide(await send(turn, 3)) == "HELD"
+    places = "SELECT * FROM inbox.subject_position"
+    before = await (await inbox.sql.execute(places)).fetchall()
+    assert before[0]["gap_since"] is not None
+    assert await turn.decide(plain) == "FREE"
+    assert await (await inbox.sql.execute(places)).fetchall() == before

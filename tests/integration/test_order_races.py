@@ -21,6 +21,7 @@ from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
 from inbox.references import BuryInput, RegisterInput
 from inbox.settings import Settings, Sources
+from inbox.states import OBSOLETE
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
 from inbox.store.statements import ACCEPT
@@ -100,12 +101,13 @@ class Turn:
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, started_time=self.inbox.began, workflow_run_id=f"{row.id}-{run}")
         work = RegisterInput(row.id, self.source, "t", "r", generation)
-        claimed = await environment.run(self.inbox.tries._claim, work, self.its)
+        claimed = await environment.run(self.inbox.tries._claim, work, self.its, self.inbox.settings.declared.timeouts)
         return claimed if claimed and claimed.answer == "CLAIMED" else None
 
     async def complete(self, claimed: Any) -> bool:
         try:
-            await self.inbox.tries._bundle(claimed, self.its, nothing_written)
+            result = OBSOLETE if claimed.obsolete else None
+            await self.inbox.tries._bundle(claimed, self.its, nothing_written, result)
         except StaleTry:
             return False
         return True
@@ -311,3 +313,55 @@ async def test_a_late_cancellation_of_a_generation_before_unparks_nothing(inbox:
     for generation, parked in ((1, True), (2, False)):
         await bury(inbox.database, inbox.settings, BuryInput(row.id, turn.source, generation, "CANCELLED"), "late")
         assert [found["parked"] for found in await turn.rows()] == [parked]
+
+
+async def test_the_time_behind_another_message_is_no_time_of_a_gap_for_whom_nobody_released(inbox: Inbox) -> None:
+    """Of two with one number the release lets one go; the other has its old hold still when it asks."""
+    turn = inbox.turn("sequence", 0)
+    first = await turn.send()
+    claimed = await turn.claim(first)
+    twins = []
+    for name in ("a", "b"):
+        incoming = replace(turn.incoming(), id=name, sequence=3)
+        twins.append(Row((await inbox.acceptor.accept(incoming)).id, name))
+    await inbox.dispatcher.round()
+    await inbox.sql.execute(
+        "UPDATE inbox.message SET held_since = held_since - interval '2 hours', updated_at = updated_at"
+        " - interval '2 hours', received_at = received_at - interval '2 hours' WHERE held_behind = %s",
+        (first.id,),
+    )
+    assert await turn.complete(claimed)
+    (other,) = [row for row in await turn.rows() if row["held_behind"] == first.id]
+    assert await turn.decide(Row(other["id"], other["message_id"])) == "HELD"
+    closed, *_ = await turn.rows()
+    (other,) = [row for row in await turn.rows() if row["id"] == other["id"]]
+    assert (other["held_behind"], (other["due_at"] - other["held_since"]).total_seconds()) == (None, 3600)
+    assert other["held_since"] >= closed["closed_at"]
+
+
+@pytest.mark.parametrize("by", ["discard", "an obsolete one"])
+async def test_a_release_does_not_begin_the_time_of_a_gap_anew(inbox: Inbox, by: str) -> None:
+    turn = inbox.turn("sequence", 0)
+    first, second = [await turn.send() for _ in range(2)]
+    assert await turn.fail(await turn.claim(first), final=True)
+    assert await turn.complete(await turn.claim(second))
+    turn.sent = 3
+    fourth, fifth = [await turn.send() for _ in range(2)]
+    await inbox.dispatcher.round()
+    half = "- interval '30 minutes'"
+    await inbox.sql.execute(f"UPDATE inbox.subject_position SET gap_since = gap_since {half}")
+    await inbox.sql.execute(
+        f"UPDATE inbox.message SET held_since = held_since {half}, due_at = due_at {half}, updated_at = updated_at {half}"
+        " WHERE closed_at IS NULL"
+    )
+    before = next(row for row in await turn.rows() if row["id"] == fourth.id)
+    if by == "discard":
+        assert await turn.discard(fifth)
+    else:
+        await turn.redrive(first)
+        assert await turn.complete(await turn.claim(first, generation=2))
+    (row,) = [row for row in await turn.rows() if row["id"] == fourth.id]
+    assert row["held_since"] is None  # let go, to ask again
+    assert await turn.decide(fourth) == "HELD"
+    (row,) = [row for row in await turn.rows() if row["id"] == fourth.id]
+    assert (row["held_since"], row["due_at"]) == (before["held_since"], before["due_at"])

@@ -20,6 +20,7 @@ from tests.support.rows import acceptance
 
 HELD = 500
 BY_KEY = {"message_pkey", "subject_position_pkey"}
+NUMBERED = BY_KEY | {"message_number", "message_sequence"}
 
 # What each may read of messages and positions, rows of one node at the most, and pages.
 # A lease is for 50 rows, and moves each in every index; the count of a round ends at the window; the backlog is all.
@@ -48,15 +49,46 @@ EXPECTED: dict[str, tuple[set[str], int, int]] = {
     "lease, order arrival": (BY_KEY | {"message_due", "message_order"}, 50, 50 * 40),
     "lease, order sequence": ({"message_due", "message_pkey"}, 50, 50 * 40),
     "lease, order none": ({"message_due", "message_pkey"}, 50, 50 * 40),
+    "read missing, after dead ones": (BY_KEY | {"message_sequence"}, HELD + 1, 40),
+    # All that are open of a source, and whoever holds them; of those at work only.
+    "resume, order arrival": ({"message_open", "message_pkey"}, 2 * HELD + 50, 4 * HELD),
+    "resume, order sequence": ({"message_open", "message_pkey"}, 2 * HELD + 50, 4 * HELD),
+    "resume, order none": ({"message_open"}, HELD, 100),
+    "adopt, order arrival": (BY_KEY | {"message_open"}, 2 * HELD + 50, 150),
+    "adopt, order sequence": (BY_KEY | {"message_open"}, 2 * HELD + 50, 150),
+    "count behind, order arrival": ({"message_pkey", "message_order"}, HELD, 100),
+    "count behind, order sequence": ({"message_pkey", "message_number"}, HELD, 100),
+    "look, order arrival, alone": ({"message_key", "message_order", "subject_position_pkey"}, 1, 15),
+    "look, order arrival, long": ({"message_key", "message_order", "subject_position_pkey"}, 1, 15),
+    "look, order sequence, alone": (NUMBERED | {"message_key"}, 1, 20),
+    "look, order sequence, long": (BY_KEY | {"message_key"}, 1, 20),
+    "look, order sequence, graves": (NUMBERED | {"message_key"}, HELD, 40),
+    "look, order none, alone": ({"message_key", "subject_position_pkey"}, 1, 10),
+    "look, order none, long": ({"message_key", "subject_position_pkey"}, 1, 10),
+    "put, order arrival, alone": ({"message_order"}, 1, 40),
+    "put, order arrival, long": ({"message_order"}, 1, 10),
+    "put, order sequence, alone": (NUMBERED, 1, 50),
+    "put, order sequence, long": (BY_KEY, 1, 10),
+    "put, order sequence, graves": (NUMBERED, HELD, 70),
+    "put, order none, alone": (set(), 1, 40),
+    "put, order none, long": (set(), 1, 40),
+    "redeliver, duplicate": ({"message_key", "message_pkey"}, 1, 20),
+    "redeliver, wish": ({"message_key", "message_pkey"}, 1, 50),
+    "redeliver, redrive": ({"message_key", "message_pkey"}, 1, 50),
+    "lock dead subject": ({"message_key"}, 1, 15),
+    "lock newest": ({"message_key"}, 1, 10),
     "backlog": ({"message_open", "message_parked"}, 2 * HELD + 1000 + 500, 300),
     "list open": ({"message_open", "message_pkey"}, PAGE, PAGE * 5),
     "list parked": ({"message_parked"}, 1, 10),
 }
 # A lease gives its share in order of arrival; a source of few started rows may have them sorted instead of read in order.
-SORTED = {f"lease, order {order}": 50 for order in ("arrival", "sequence", "none")} | {
-    "find due sources": 250,
-    "list open": PAGE,  # a page may be sorted too
-}
+# Tries are sorted by subject, and an ID's editions.
+SORTED = (
+    {f"lease, order {order}": 50 for order in ("arrival", "sequence", "none")}
+    | {"find due sources": 250, "list open": PAGE}  # a page may be sorted too
+    | {f"adopt, order {order}": 1 for order in ("arrival", "sequence")}
+    | {f"redeliver, {kind}": 1 for kind in ("duplicate", "wish", "redrive")}
+)
 
 
 @pytest.fixture(scope="module")

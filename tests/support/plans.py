@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from psycopg import Connection, sql
 
+from inbox.store.direct import LOOK, PUT
 from inbox.store.due import MESSAGES
+from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import Statement
-from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
-from inbox.store.reads import LIST, READ_BACKLOG
+from inbox.store.order import ADOPT, DECIDE, LOCK_SUBJECT, READ_MISSING, RELEASE, RESUME
+from inbox.store.reads import COUNT_BEHIND, LIST, READ_BACKLOG
 from inbox.store.statements import CLAIM, COMPLETE, FAIL, TAKE_FENCE
-from tests.support.rows import claim, completion, failure
+from tests.support.rows import acceptance, claim, completion, failure
 
 # Where each order has its source; the long subject is there in both of the ordered ones.
 SOURCES = {"arrival": "a", "sequence": "q", "none": "n"}
@@ -163,6 +166,44 @@ def questions(connection: Connection[Any], held: int) -> Iterator[Question]:
         yield Question(
             f"list {what}", statement, {"source": "a", "after_type": "report.count", "after": row("a", "h2")}
         )
+    asked = {"id": row("q", "survivor"), "most": 11}
+    yield Question("read missing, after dead ones", READ_MISSING, asked)
+    for order, source in SOURCES.items():
+        yield Question(f"resume, order {order}", RESUME, {"source": source, "order": order})
+        if order == "none":
+            continue
+        yield Question(f"adopt, order {order}", ADOPT, {"source": source})
+        asked = {"id": row(source, "h1"), "most": 1000}
+        yield Question(f"count behind, order {order}", COUNT_BEHIND[order], asked)
+    yield from _directs(connection, held)
+    yield from _redeliveries()
+
+
+def _directs(connection: Connection[Any], held: int) -> Iterator[Question]:
+    """What direct mode asks, of a new ID: of a subject of closed rows alone, and of one that many wait in."""
+    for (order, source), alone in zip(SOURCES.items(), ("s600", "s601", "s602"), strict=True):
+        for place, subject, ahead in (("alone", alone, 1), ("long", "long", held + 1), ("graves", "graves", held + 1)):
+            if place == "graves" and order != "sequence":
+                continue
+            found = connection.execute(
+                "SELECT last FROM inbox.subject_position WHERE source = %s AND subject = %s", (source, subject)
+            ).fetchone()
+            number = found[0] + ahead if found and found[0] is not None else None
+            changes = {"edition": 1, "resend_of": None, "obsolete": "obsolete", "resend_after": 600.0}
+            asked = acceptance("new", source, subject, sequence=number) | changes
+            yield Question(f"look, order {order}, {place}", LOOK[order], asked)
+            yield Question(f"put, order {order}, {place}", PUT[order], asked | {"received_at": "now"})
+
+
+def _redeliveries() -> Iterator[Question]:
+    """What a redelivery asks of a source whose redeliveries may be wishes."""
+    for name, number in (("duplicate", 303), ("wish", 303), ("redrive", 300)):
+        content = sha256(str(number).encode()).digest() if name == "duplicate" else b"1" * 32
+        changes = {"resend_after": 600.0, "edition_id": f"inbox/a/c{number}~", "resend": True, "sha256": content}
+        asked = acceptance(f"c{number}", "a", f"s{number}", **changes)
+        yield Question(f"redeliver, {name}", REDELIVER, asked)
+    yield Question("lock dead subject", LOCK_DEAD_SUBJECT, asked)
+    yield Question("lock newest", LOCK_NEWEST, asked)
 
 
 @dataclass(frozen=True)
