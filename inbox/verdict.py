@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,31 @@ class Verdict:
     told: str
     error_class: str | None = None
     non_retryable: bool = False
+
+
+class HandlerExit(Exception):
+    """What a handler raised is no Exception; ``orig`` is what it was."""
+
+    def __init__(self, orig: BaseException) -> None:
+        super().__init__()
+        self.orig = orig
+
+
+@contextmanager
+def kept_in() -> Iterator[None]:
+    """Have whatever a handler raises fail its try, and end nothing else. Raises HandlerExit for what is no Exception.
+
+    A cancellation is passed on where somebody did cancel.
+    """
+    try:
+        yield
+    except (Exception, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise HandlerExit(error).with_traceback(error.__traceback__) from None
 
 
 def storable(text: str) -> str:

@@ -23,10 +23,11 @@ from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import OBSOLETE, OwnCode, Status
 from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, MAKE_PLACE, PUT, Place
+from inbox.store.editions import LOCK_KEY
 from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import RELEASE_SEQUENCE
 from inbox.store.statements import Accepted
-from inbox.verdict import judge
+from inbox.verdict import judge, kept_in
 
 limited = LimitedLog(logging.getLogger(__name__))
 Row = dict[str, Any]  # what ACCEPT is given
@@ -87,11 +88,13 @@ class Direct:
             zone=ZoneInfo(source.zone),
             payload=read_payload(handler.payload, row["content_type"], row["body"]),
         )
-        with span("prepare"):
+        with span("prepare"), kept_in():
             prepared = await handler.prepare(message)
         with span("bundle"):
             async with self._database.transaction(row["limit"]) as tx:
                 connection = await driver(tx)
+                if row["resend_of"] is not None:  # or a redelivery that goes the other way would make this edition too
+                    await one(connection, LOCK_KEY, row)
                 if order != "none":  # the lock order: subject, message row, handler's rows
                     await one(connection, LOCK_PLACE, row)
                 put = await one(connection, PUT[order], row)
@@ -99,7 +102,8 @@ class Direct:
                     return None
                 ending: dict[str, Any] = {"outcome": Jsonb(OBSOLETE), "notice": None, "notice_reason": None}
                 if not put.obsolete:
-                    outcome = await handler.register(tx, message, prepared)
+                    with kept_in():
+                        outcome = await handler.register(tx, message, prepared)
                     if not tx.in_transaction():
                         raise TransactionEnded
                     ending["outcome"] = Jsonb(dict(outcome.result))
