@@ -65,7 +65,7 @@ def kept_in() -> Iterator[None]:
 
 
 def storable(text: str) -> str:
-    """Return a handler's text as Postgres can keep it: without NUL and lone surrogates, and of bounded length."""
+    """Return another's text as Postgres can keep it: without NUL and lone surrogates, and of bounded length."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:LONGEST]
 
 

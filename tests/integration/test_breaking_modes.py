@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio.client import WorkflowFailureError
 
 from inbox.errors import NotRegistered
 from inbox.handler import Message, Outcome
@@ -20,7 +21,7 @@ from inbox.store.engine import driver, one, rows
 from inbox.store.order import DECIDE_SEQUENCE, LOCK_SUBJECT, RELEASE_ARRIVAL
 from inbox.store.statements import ACCEPT, CLAIM, TAKE_FENCE
 from tests.support.rows import acceptance, claim
-from tests.support.stack import Stack
+from tests.support.stack import Stack, survey
 
 MOST = 2**63 - 1
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -216,3 +217,26 @@ async def test_in_direct_mode_a_handlers_own_commit_stores_nothing(stack: Stack)
         await acceptor(stack, commits_by_text).accept(incoming())
     assert await stack.sql("SELECT status, outcome FROM inbox.message") == []
     assert await stack.sql("SELECT 1 FROM reporting.counter") == []
+
+
+@pytest.mark.parametrize("error", [Nasty(SECRET), SystemExit(SECRET), asyncio.CancelledError(SECRET)])
+async def test_whatever_a_handler_raises_fails_its_try_and_its_text_stays(
+    stack: Stack, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    stack.configure(tries=1)
+
+    async def raises(_: AsyncConnection) -> None:
+        raise error
+
+    with caplog.at_level(logging.DEBUG):
+        await stack.start({"survey.send": Acting(raises)})
+        message = survey()
+        await stack.legacy(message)
+        row = await stack.closed(message["srvyDrawupNo"])
+        assert (row["status"], row["last_code"]) == ("DEAD", "SYSTEM_ERROR")
+        assert row["last_reason"] == type(error).__name__
+        handle = stack.temporal.get_workflow_handle(row["workflow_id"])
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+    assert SECRET not in str([event async for event in handle.fetch_history_events()])
+    assert SECRET not in caplog.text
