@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,14 +15,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import WorkflowFailureError
 
 from inbox.errors import NotRegistered
-from inbox.handler import Message, Outcome
+from inbox.handler import Message, Notice, Outcome, ReportKind
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import driver, one, rows
 from inbox.store.order import DECIDE_SEQUENCE, LOCK_SUBJECT, RELEASE_ARRIVAL
 from inbox.store.statements import ACCEPT, CLAIM, TAKE_FENCE
 from tests.support.rows import acceptance, claim
-from tests.support.stack import Stack, survey
+from tests.support.stack import Stack, event, survey
 
 MOST = 2**63 - 1
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -240,3 +241,48 @@ async def test_whatever_a_handler_raises_fails_its_try_and_its_text_stays(
             await handle.result()
     assert SECRET not in str([event async for event in handle.fetch_history_events()])
     assert SECRET not in caplog.text
+
+
+def nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"a": found}
+    return found
+
+
+ODD_OUTCOMES = {
+    "NaN": Outcome({"a": float("nan")}),
+    "NUL": Outcome({"a": "\0"}),
+    "a lone surrogate": Outcome({"a": "\ud800"}),
+    "no JSON": Outcome({"a": object()}),
+    "no mapping": Outcome(5),  # type: ignore[arg-type]
+    "too deep": Outcome(nested(100_000)),
+    "NUL in a notice": Outcome({}, Notice(ReportKind.NOT_SENT, "\0")),
+    "a lone surrogate in a notice": Outcome({}, Notice(ReportKind.NOT_SENT, "\ud800")),
+    "no outcome": "registered",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_OUTCOMES)
+async def test_in_direct_mode_an_outcome_that_cannot_be_kept_is_the_handlers_fault(stack: Stack, odd: str) -> None:
+    stack.configure(mode="direct")
+    await stack.open()
+
+    async def act(_: AsyncConnection) -> Any:
+        return ODD_OUTCOMES[odd]
+
+    with pytest.raises(NotRegistered) as caught:
+        await acceptor(stack, act).accept(incoming())
+    assert (caught.value.code, caught.value.final) == ("SYSTEM_ERROR", False)
+    assert await stack.sql("SELECT 1 FROM inbox.message") == []
+    assert (await acceptor(stack, nothing).accept(incoming())).created
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000 + b"]" * 200_000, b"\xff", b"", b"9" * 5000])
+async def test_in_direct_mode_data_that_is_no_payload_is_the_messages_fault(stack: Stack, data: bytes) -> None:
+    stack.configure(mode="direct")
+    await stack.open()
+    sent = event(None, data_base64=b64encode(data).decode())
+    del sent["data"]
+    answer = await stack.post(sent)
+    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_PAYLOAD")
