@@ -25,7 +25,6 @@ from inbox.settings import Settings
 from inbox.states import OwnCode
 from inbox.store.engine import Database
 from inbox.store.reads import READ_CHAIN, Chain
-from inbox.verdict import storable
 
 limited = LimitedLog(logging.getLogger(__name__), interval=60)
 EVERY = 20.0  # seconds between two looks, times a random 0.8 to 1.2
@@ -118,4 +117,4 @@ class Terminations:
             or started.first_execution_run_id != row.run_id
         ):
             return None
-        return storable(ended.reason) or WITHOUT_REASON
+        return ended.reason or WITHOUT_REASON

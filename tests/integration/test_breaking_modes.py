@@ -14,9 +14,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import WorkflowFailureError
 
+from inbox.burial import discard
 from inbox.errors import NotRegistered
 from inbox.handler import Message, Notice, Outcome, ReportKind
 from inbox.ingest.accept import Acceptor, Incoming
+from inbox.message import Key
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import driver, one, rows
 from inbox.store.order import DECIDE_SEQUENCE, LOCK_SUBJECT, RELEASE_ARRIVAL
@@ -286,3 +288,11 @@ async def test_in_direct_mode_data_that_is_no_payload_is_the_messages_fault(stac
     del sent["data"]
     answer = await stack.post(sent)
     assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_PAYLOAD")
+
+
+async def test_an_operators_reason_may_hold_any_bytes(stack: Stack) -> None:
+    """A command's argument that is no UTF-8 comes as lone surrogates."""
+    await stack.open()
+    await stack.post(event({}, id="m"))
+    await discard(stack.database, stack.settings, Key("", "hospital", "m"), "odd\udcff")
+    assert (await stack.row("m"))["last_reason"] == "odd?"
