@@ -14,6 +14,7 @@ from inbox.settings import CodeSettings
 from inbox.states import OwnCode
 
 LONGEST = 2000  # characters
+LONGEST_CODE = 255  # bytes
 NO_RULES: Mapping[str, CodeSettings] = {}
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
 HINTS: Mapping[str, str] = {
@@ -69,6 +70,11 @@ def storable(text: str) -> str:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:LONGEST]
 
 
+def _constant(code: str) -> str:
+    """Return a handler's code, of bounded length: a search attribute takes no more, and fails its workflow for ever."""
+    return storable(code).encode()[:LONGEST_CODE].decode(errors="ignore")
+
+
 def judge(
     error: Exception, handler: Handler[Any, Any], phrase: str, rules: Mapping[str, CodeSettings] = NO_RULES
 ) -> Verdict:
@@ -82,7 +88,7 @@ def judge(
             retry = rule.retry if rule else None
             final = error.code in non_retryable_of(handler) if retry is None else not retry
             reason = storable(error.reason)
-            return Verdict(storable(error.code), reason, reason, non_retryable=final)
+            return Verdict(_constant(error.code), reason, reason, non_retryable=final)
         case PayloadGone():
             return Verdict(OwnCode.PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
         case InvalidPayload():

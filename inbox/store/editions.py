@@ -1,7 +1,7 @@
 """The SQL of redelivery where a source may wish to send a message again: its editions (spec section 9)."""
 
 from inbox.store.engine import Statement
-from inbox.store.statements import REDRIVEN, WITHDRAWN, Accepted, Fenced, begin_place
+from inbox.store.statements import REDRIVEN, WITHDRAWN, Accepted, Fenced
 
 _KEY = "tenant = %(tenant)s AND source = %(source)s AND message_id = %(message_id)s"
 _NEWEST = f"SELECT * FROM inbox.message WHERE {_KEY} ORDER BY edition DESC LIMIT 1"
@@ -87,7 +87,6 @@ REDELIVER = Statement(
     ), body AS (
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM wished
-    ), place AS ({begin_place("wished WHERE true")}
     )
     SELECT NOT was AS created, id, edition, status, workflow_id, received_at, last_code, last_reason, outcome
       FROM (SELECT true AS was, * FROM repeated UNION ALL SELECT false, * FROM redriven

@@ -58,22 +58,6 @@ class Accepted:
     outcome: Any
 
 
-def begin_place(origin: str) -> str:
-    """Make the place of a new subject, where ``origin`` stored a row of it; it starts just before that row's number.
-
-    Unless others wait there from a time of no order: then the first decision finds the start.
-    """
-    return f"""
-        INSERT INTO inbox.subject_position (tenant, source, subject, last)
-        SELECT %(tenant)s, %(source)s, %(subject)s,
-               CASE WHEN %(position)s::bigint IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM inbox.message o
-                     WHERE o.tenant = %(tenant)s AND o.source = %(source)s AND o.subject = %(subject)s
-                       AND o.sequence IS NOT NULL AND (o.closed_at IS NULL OR o.parked)) THEN %(position)s::bigint END
-          FROM {origin} AND %(ordered)s AND %(subject)s::text IS NOT NULL
-        ON CONFLICT DO NOTHING"""
-
-
 # One row however many deliveries race; no row returned means the ID was used for other content, row untouched; or, of
 # a source whose redeliveries can be wishes (``resend``), that it was used at all: REDELIVER decides. The first row of a
 # subject makes its place; where order is by sequence, its number is where the subject starts, unless others wait from
@@ -81,7 +65,7 @@ def begin_place(origin: str) -> str:
 ACCEPT = Statement(
     "accept",
     Accepted,
-    f"""
+    """
     WITH put AS (
         INSERT INTO inbox.message AS m (tenant, source, message_id, type, subject, sequence, payload_sha256,
                                         max_tries, workflow_id, traceparent, due_at)
@@ -94,7 +78,16 @@ ACCEPT = Statement(
     ), body AS (
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM put WHERE created
-    ), place AS ({begin_place("put WHERE created")}
+    ), place AS (
+        INSERT INTO inbox.subject_position (tenant, source, subject, last)
+        SELECT %(tenant)s, %(source)s, %(subject)s,
+               CASE WHEN %(position)s::bigint IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM inbox.message o
+                     WHERE o.tenant = %(tenant)s AND o.source = %(source)s AND o.subject = %(subject)s
+                       AND o.sequence IS NOT NULL AND (o.closed_at IS NULL OR o.parked)) THEN %(position)s::bigint END
+          FROM put
+         WHERE created AND %(ordered)s AND %(subject)s::text IS NOT NULL
+        ON CONFLICT DO NOTHING
     )
     SELECT * FROM put""",
 )

@@ -12,19 +12,20 @@ import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
-from temporalio.client import WorkflowFailureError
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from inbox.burial import discard
-from inbox.errors import NotRegistered
+from inbox.errors import BusinessError, NotRegistered
 from inbox.handler import Message, Notice, Outcome, ReportKind
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import driver, one, rows
 from inbox.store.order import DECIDE_SEQUENCE, LOCK_SUBJECT, RELEASE_ARRIVAL
-from inbox.store.statements import ACCEPT, CLAIM, TAKE_FENCE
+from inbox.store.statements import ACCEPT, CLAIM, LOCK_MESSAGE, TAKE_FENCE
 from tests.support.rows import acceptance, claim
 from tests.support.stack import Stack, event, survey
+from tests.support.waiting import eventually
 
 MOST = 2**63 - 1
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -296,3 +297,36 @@ async def test_an_operators_reason_may_hold_any_bytes(stack: Stack) -> None:
     await stack.post(event({}, id="m"))
     await discard(stack.database, stack.settings, Key("", "hospital", "m"), "odd\udcff")
     assert (await stack.row("m"))["last_reason"] == "odd?"
+
+
+async def test_a_code_beyond_all_bounds_leaves_no_execution_behind(stack: Stack) -> None:
+    stack.configure(tries=2)
+
+    async def refuses(_: AsyncConnection) -> None:
+        raise BusinessError("코" * 3000, "because")
+
+    await stack.start({"survey.send": Acting(refuses)})
+    message = survey()
+    await stack.legacy(message)
+    row = await stack.closed(message["srvyDrawupNo"])
+    assert row["status"] == "DEAD"
+    await eventually(
+        lambda: stack.execution_status(row["workflow_id"]), lambda found: found is WorkflowExecutionStatus.FAILED
+    )
+
+
+async def test_a_redelivery_and_a_try_make_a_subjects_place_without_waiting_for_each_other(stack: Stack) -> None:
+    """The subject is known from a time of no order, and has no place yet."""
+    stack.configure(redelivery="resend", order="none")
+    await stack.open()
+    first = await acceptor(stack, nothing).accept(incoming())
+    stack.configure(redelivery="resend")
+    await stack.open()
+    doors = acceptor(stack, nothing)
+    async with stack.database.transaction() as tx:
+        connection = await driver(tx)
+        await one(connection, LOCK_SUBJECT, {"id": first.id})
+        wish = asyncio.create_task(doors.accept(incoming(content=b"2" * 32)))
+        await stack.eventually_row(WAITS)
+        assert await one(connection, LOCK_MESSAGE, {"id": first.id})
+    assert (await wish).edition == 2
