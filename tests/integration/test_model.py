@@ -39,6 +39,7 @@ from inbox.settings import Settings, Sources
 from inbox.states import OBSOLETE
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT
+from inbox.timeouts import Timeouts
 from inbox.verdict import Verdict
 from tests.support.trying import Noting, Tries, nothing_written
 
@@ -496,7 +497,7 @@ class Machine(RuleBasedStateMachine):
         )
         work = RegisterInput(row.id, self.source, "t", "run", asked, row.subject is not None)
         answer = self.model.claim(row, asked, zombie=zombie)
-        claimed = self.run(self.environment.run(self.tries._claim, work, self.its))
+        claimed = self.run(self.environment.run(self.tries._claim, work, self.its, Timeouts()))
         assert (claimed.answer if claimed else None) == answer
         if answer == "CLAIMED":
             row.attempt, row.began = self.environment.info.attempt, began

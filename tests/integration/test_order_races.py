@@ -24,6 +24,7 @@ from inbox.settings import Settings, Sources
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
 from inbox.store.statements import ACCEPT
+from inbox.timeouts import Timeouts
 from inbox.verdict import Verdict
 from tests.support.trying import Noting, Tries, nothing_written
 
@@ -100,7 +101,7 @@ class Turn:
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, started_time=self.inbox.began, workflow_run_id=f"{row.id}-{run}")
         work = RegisterInput(row.id, self.source, "t", "r", generation)
-        claimed = await environment.run(self.inbox.tries._claim, work, self.its)
+        claimed = await environment.run(self.inbox.tries._claim, work, self.its, Timeouts())
         return claimed if claimed and claimed.answer == "CLAIMED" else None
 
     async def complete(self, claimed: Any) -> bool:
