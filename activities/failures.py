@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,9 @@ def codes_only() -> Iterator[None]:
         raise
     except (NotServed, StoreUnavailable) as error:
         raise ApplicationError(type(error).__name__, type=type(error).__name__) from None
-    except Exception as error:  # noqa: BLE001  whatever it is, its text stays here
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  whatever it is, its text stays here: the SDK takes them all
         fault = fault_of(error)
         log.error("an activity failed: %s", fault)
         raise ApplicationError(str(fault), type=fault.error_class) from None

@@ -54,7 +54,7 @@ from inbox.store.statements import (
     Ended,
 )
 from inbox.timeouts import Timeouts
-from inbox.verdict import Verdict, hint_for, judge
+from inbox.verdict import Verdict, hint_for, judge, kept_in
 
 log = logging.getLogger(__name__)
 limited = LimitedLog(log)
@@ -158,11 +158,12 @@ class RegisterActivity:
                 await self._bundle(claimed, source, _nothing, OBSOLETE)
             else:
                 message = _message(claimed, handler, source)
-                with span("prepare"):
+                with span("prepare"), kept_in():
                     prepared = await handler.prepare(message)
 
                 async def write(tx: AsyncConnection) -> Outcome:
-                    return await handler.register(tx, message, prepared)
+                    with kept_in():
+                        return await handler.register(tx, message, prepared)
 
                 await self._bundle(claimed, source, write, limit=timeouts.transaction)
         except StaleTry:

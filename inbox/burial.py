@@ -27,6 +27,7 @@ from inbox.store.order import (
 )
 from inbox.store.reads import READ_RECORD, Record
 from inbox.store.statements import BURY, LOCK_MESSAGE, READ_STANDING, REDRIVE, Standing
+from inbox.verdict import storable
 
 MOST_GAPS = 10  # that an operator is told of
 
@@ -66,7 +67,7 @@ async def bury(
     where there is none. Raises StoreUnavailable.
     """
     source = settings.source(work.source)
-    burial = _burial(settings, work, park=park) | {"reason": reason}
+    burial = _burial(settings, work, park=park) | {"reason": storable(reason)}
     then = [] if park else [UNPARK]
     await database.locked(BURY, burial, before=[LOCK_SUBJECT, LOCK_MESSAGE], after=[*then, *_release(source)])
     return await database.one(READ_STANDING, {"id": work.message})

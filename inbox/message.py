@@ -45,6 +45,14 @@ def quote_part(part: str) -> str:
     return quote(part, safe="").replace("~", "%7E")
 
 
+def _is_text(part: str) -> bool:
+    """Tell whether Postgres takes it: an argument of a command can hold bytes that are no UTF-8, as lone surrogates."""
+    try:
+        return b"\0" not in part.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True)
 class Key:
     """What names one message: (tenant, source, message ID), and an edition where one is meant."""
@@ -74,6 +82,8 @@ class Key:
             raise Malformed("key", "must be percent-encoded UTF-8") from None
         if len(parts) not in (2, 3) or not all(parts):
             raise Malformed("key", "must be source/id or tenant/source/id")
+        if any(not _is_text(part) for part in parts):
+            raise Malformed("key", "must be text, without NUL")
         tenant, source, message_id = ["", *parts][-3:]
         return cls(tenant, source, message_id, int(edition) if tilde else None)
 

@@ -30,5 +30,5 @@ def read_payload(model: type[BaseModel], content_type: str, body: bytes) -> Base
     """Return the payload as a handler's model. Raises InvalidPayload."""
     try:
         return model.model_validate(decode(content_type, body))
-    except ValueError:  # pydantic's ValidationError is one; its text would hold the input
+    except (ValueError, RecursionError):  # pydantic's ValidationError is one; its text would hold the input
         raise InvalidPayload from None

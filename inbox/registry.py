@@ -22,6 +22,7 @@ from inbox.handler import Handler, codes_of, non_retryable_of
 from inbox.message import RESEND
 from inbox.settings import Settings, first_fault
 from inbox.shared_cache import SharedCache
+from inbox.timeouts import LONGEST
 
 log = logging.getLogger(__name__)
 GROUP = "temporal_inbox.handlers"
@@ -156,7 +157,8 @@ def _faults_of_attributes(handler: Any) -> Iterator[str]:
         yield "its codes must map each code to a hint"
     if isinstance(final, str) or not all(isinstance(code, str) for code in final):
         yield "its non_retryable must be a collection of codes"
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+    seconds = isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout <= LONGEST
+    if timeout is not None and not seconds:
         yield "its timeout must be a number of seconds"
     reporter = getattr(handler, "reporter", None)
     if reporter is not None and not callable(getattr(reporter, "body", None)):

@@ -61,17 +61,26 @@ class Terminations:
         """Close the rows of executions that were terminated; return how many. Raises RPCError, StoreUnavailable."""
         closed = 0
         async for execution in self._hints():
-            memo = await execution.memo()
-            row = await self._database.one(READ_CHAIN, {"id": memo.get(MESSAGE_MEMO)})
-            if row is None or row.workflow_id != execution.id:
-                continue
-            reason = await self._proof(row)
-            if reason is not None:
-                work = BuryInput(row.id, row.source, row.generation, OwnCode.TERMINATED)
-                await bury(self._database, self._settings, work, reason)
-                self._nudge()
-                closed += 1
+            try:
+                closed += await self._close(execution)
+            except (RPCError, RuntimeError, StoreUnavailable):
+                raise
+            except Exception as error:  # noqa: BLE001  one of them, say somebody's own, never stops the look
+                limited.error("close", "a terminated execution was not looked at: %s", fault_of(error))
         return closed
+
+    async def _close(self, execution: WorkflowExecution) -> bool:
+        memo = await execution.memo()
+        row = await self._database.one(READ_CHAIN, {"id": memo.get(MESSAGE_MEMO)})
+        if row is None or row.workflow_id != execution.id:
+            return False
+        reason = await self._proof(row)
+        if reason is None:
+            return False
+        work = BuryInput(row.id, row.source, row.generation, OwnCode.TERMINATED)
+        await bury(self._database, self._settings, work, reason)
+        self._nudge()
+        return True
 
     def _hints(self) -> AsyncIterator[WorkflowExecution]:
         query = (

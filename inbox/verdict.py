@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from inbox.settings import CodeSettings
 from inbox.states import OwnCode
 
 LONGEST = 2000  # characters
+LONGEST_CODE = 255  # bytes
 NO_RULES: Mapping[str, CodeSettings] = {}
 # What an operator can do about the inbox's own codes; a handler's hints stand beside them.
 HINTS: Mapping[str, str] = {
@@ -37,9 +40,39 @@ class Verdict:
     non_retryable: bool = False
 
 
+class HandlerExit(Exception):
+    """What a handler raised is no Exception; ``orig`` is what it was."""
+
+    def __init__(self, orig: BaseException) -> None:
+        super().__init__()
+        self.orig = orig
+
+
+@contextmanager
+def kept_in() -> Iterator[None]:
+    """Have whatever a handler raises fail its try, and end nothing else. Raises HandlerExit for what is no Exception.
+
+    A cancellation is passed on where somebody did cancel.
+    """
+    try:
+        yield
+    except (Exception, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise HandlerExit(error).with_traceback(error.__traceback__) from None
+
+
 def storable(text: str) -> str:
-    """Return a handler's text as Postgres can keep it: without NUL and lone surrogates, and of bounded length."""
+    """Return another's text as Postgres can keep it: without NUL and lone surrogates, and of bounded length."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()[:LONGEST]
+
+
+def _constant(code: str) -> str:
+    """Return a handler's code, of bounded length: a search attribute takes no more, and fails its workflow for ever."""
+    return storable(code).encode()[:LONGEST_CODE].decode(errors="ignore")
 
 
 def judge(
@@ -55,7 +88,7 @@ def judge(
             retry = rule.retry if rule else None
             final = error.code in non_retryable_of(handler) if retry is None else not retry
             reason = storable(error.reason)
-            return Verdict(storable(error.code), reason, reason, non_retryable=final)
+            return Verdict(_constant(error.code), reason, reason, non_retryable=final)
         case PayloadGone():
             return Verdict(OwnCode.PAYLOAD_GONE, "the payload is past retention", phrase, non_retryable=True)
         case InvalidPayload():

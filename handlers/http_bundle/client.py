@@ -181,7 +181,7 @@ def _is_storable(value: Any) -> bool:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return len(text) <= LONGEST_RESULT and "\\u0000" not in text
 

@@ -15,6 +15,7 @@ from inbox.handler import Handler
 from inbox.ingest.direct import Direct
 from inbox.message import LIMITS, MAX_SEQUENCE, Key, check_text, workflow_id
 from inbox.settings import Settings, SourceSettings
+from inbox.store.direct import MAKE_PLACE
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT, Accepted
@@ -59,8 +60,8 @@ class Acceptor:
     async def accept(self, incoming: Incoming) -> Accepted:
         """Store ``incoming``, or find the row that an earlier delivery stored: one round trip, committed.
 
-        A source may wish to send a message again (``redelivery = "resend"``): of an ID that was used, a second round
-        trip then says whether this is a duplicate, a redrive or a new edition.
+        A source may wish to send a message again (``redelivery = "resend"``): of an ID that was used, further round
+        trips then say whether this is a duplicate, a redrive or a new edition.
 
         Of a source in direct mode it is registered too, where nothing stands in its way.
 
@@ -77,6 +78,8 @@ class Acceptor:
         found = await self._database.one(ACCEPT, row)
         if found is None and source.resends:
             locks = [LOCK_KEY, LOCK_DEAD_SUBJECT, LOCK_NEWEST] if source.ordered else [LOCK_KEY, LOCK_NEWEST]
+            if source.ordered and row["subject"] is not None:
+                await self._database.one(MAKE_PLACE, row)  # a wish's, before a row is locked (the lock order)
             found = await self._database.locked(REDELIVER, row, before=locks)
         if found is None:
             raise ContentConflict("id", "was used before, for other content")

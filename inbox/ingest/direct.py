@@ -24,11 +24,12 @@ from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import OBSOLETE, OwnCode, Status
 from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, MAKE_PLACE, PUT, Place
+from inbox.store.editions import LOCK_KEY
 from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import RELEASE_SEQUENCE
 from inbox.store.statements import Accepted
 from inbox.timeouts import Timeouts
-from inbox.verdict import Verdict, judge
+from inbox.verdict import Verdict, judge, kept_in
 
 limited = LimitedLog(logging.getLogger(__name__))
 Row = dict[str, Any]  # what ACCEPT is given
@@ -65,7 +66,7 @@ class Direct:
                 if place.answer == "OBSOLETE":  # a position never goes back: nobody is asked, nothing made
                     return await self._bundle(row, source, order, _nothing)
                 message = _message(row, handler, source)
-                with span("prepare"):
+                with span("prepare"), kept_in():
                     prepared = await handler.prepare(message)
                 return await self._bundle(row, source, order, lambda tx: handler.register(tx, message, prepared))
         except StoreUnavailable:
@@ -89,12 +90,15 @@ class Direct:
         with span("bundle"):
             async with self._database.transaction(row["limit"]) as tx:
                 connection = await driver(tx)
+                if row["resend_of"] is not None:  # or a redelivery that goes the other way would make this edition too
+                    await one(connection, LOCK_KEY, row)
                 if order != "none":  # the lock order: subject, message row, handler's rows
                     await one(connection, LOCK_PLACE, row)
                 put = await one(connection, PUT[order], row)
                 if put is None:
                     return None
-                outcome = await (_nothing if put.obsolete else write)(tx)
+                with kept_in():
+                    outcome = await (_nothing if put.obsolete else write)(tx)
                 if not tx.in_transaction():  # or the connection may be somebody else's by now
                     raise TransactionEnded
                 notice = outcome.notice

@@ -106,8 +106,9 @@ class Put:
     xact: str
 
 
-# The row, COMPLETED before its bundle is written: both are committed together or not at all. No row returned: order
-# forbids it by now, or another delivery has stored this edition.
+# The row, COMPLETED before its bundle is written: both are committed together or not at all, since the database refuses
+# to commit an outcome of JSON's null, which FINISH replaces. No row returned: order forbids it by now, or another
+# delivery has stored this edition.
 PUT = {
     order: Statement(
         f"put, order {order}",
@@ -119,7 +120,7 @@ PUT = {
                                        received_at, updated_at, closed_at)
             SELECT 'COMPLETED', %(tenant)s, %(source)s, %(message_id)s, %(edition)s, %(type)s, %(subject)s,
                    %(sequence)s, %(sha256)s, %(max_tries)s, %(workflow_id)s, %(traceparent)s, %(resend_of)s,
-                   CASE WHEN o.answer = 'OBSOLETE' THEN to_jsonb(%(obsolete)s::text) ELSE '{{}}' END,
+                   CASE WHEN o.answer = 'OBSOLETE' THEN to_jsonb(%(obsolete)s::text) ELSE 'null' END,
                    %(received_at)s, clock_timestamp(), clock_timestamp()
               FROM (SELECT {answer} AS answer) o WHERE o.answer <> 'HELD'
             ON CONFLICT DO NOTHING
@@ -128,7 +129,7 @@ PUT = {
             INSERT INTO inbox.payload (message, received_at, content_type, body)
             SELECT id, received_at, %(content_type)s, %(body)s FROM put
         )
-        SELECT id, edition, workflow_id, outcome = to_jsonb(%(obsolete)s::text) AS obsolete,
+        SELECT id, edition, workflow_id, outcome <> 'null' AS obsolete,
                pg_current_xact_id()::text AS xact
           FROM put""",
     )
@@ -157,7 +158,8 @@ FINISH = Statement(
         )
     }
     ), moved AS (
-        UPDATE inbox.subject_position p SET last = greatest(p.last, f.sequence), gap_since = NULL
+        UPDATE inbox.subject_position p
+           SET last = greatest(p.last, f.sequence), gap_since = CASE WHEN f.sequence <= p.last THEN p.gap_since END
           FROM finished f
          WHERE %(sequenced)s AND p.tenant = f.tenant AND p.source = f.source AND p.subject = f.subject
     )

@@ -1,7 +1,7 @@
 """The SQL of redelivery where a source may wish to send a message again: its editions (spec section 9)."""
 
 from inbox.store.engine import Statement
-from inbox.store.statements import BEGIN, REDRIVEN, WITHDRAWN, Accepted, Fenced
+from inbox.store.statements import REDRIVEN, WITHDRAWN, Accepted, Fenced
 
 _KEY = "tenant = %(tenant)s AND source = %(source)s AND message_id = %(message_id)s"
 _NEWEST = f"SELECT * FROM inbox.message WHERE {_KEY} ORDER BY edition DESC LIMIT 1"
@@ -26,8 +26,21 @@ LOCK_DEAD_SUBJECT = Statement(
     RETURNING 0::bigint AS id""",
 )
 
-# What the newest edition says can no longer change.
-LOCK_NEWEST = Statement("lock newest", Fenced, f"SELECT n.id FROM ({_NEWEST} FOR NO KEY UPDATE) n")
+# What the newest edition says can no longer change. It is not held by the duplicate of an older one, which waits for
+# that one's try, whose end makes due whoever is next of its subject: the newest, say.
+LOCK_NEWEST = Statement(
+    "lock newest",
+    Fenced,
+    f"""
+    SELECT m.id FROM inbox.message m, ({_NEWEST}) n
+     WHERE m.id = n.id
+       AND NOT EXISTS (
+           SELECT FROM inbox.message e
+            WHERE e.tenant = n.tenant AND e.source = n.source AND e.message_id = n.message_id AND e.id <> n.id
+              AND e.payload_sha256 = %(sha256)s AND n.payload_sha256 <> %(sha256)s
+              AND e.delivered_at > now() - make_interval(secs => %(resend_after)s))
+       FOR NO KEY UPDATE OF m""",
+)
 
 # A redelivery of a message that has an edition at least. With the content of the newest one, which is DEAD, it
 # redrives that. With the content of any edition, soon after that was last delivered, it is its duplicate. Else it
@@ -74,10 +87,6 @@ REDELIVER = Statement(
     ), body AS (
         INSERT INTO inbox.payload (message, received_at, content_type, body)
         SELECT id, received_at, %(content_type)s, %(body)s FROM wished
-    ), place AS (
-        {BEGIN} FROM wished
-         WHERE %(ordered)s AND subject IS NOT NULL
-        ON CONFLICT DO NOTHING
     )
     SELECT NOT was AS created, id, edition, status, workflow_id, received_at, last_code, last_reason, outcome
       FROM (SELECT true AS was, * FROM repeated UNION ALL SELECT false, * FROM redriven

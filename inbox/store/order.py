@@ -44,7 +44,7 @@ _GAPS = f"""
                          FROM inbox.message s
                         WHERE {_SUBJECT.format(m="s", me="me")}
                           AND s.sequence > {{last}} AND s.sequence <= me.sequence{{condition}}) n
-                WHERE n.sequence > n.before + 1
+                WHERE n.sequence - 1 > n.before
                 ORDER BY n.sequence"""
 
 # Holds a waiting row that order forbids, and frees one that it no longer does; decided under the subject's lock. No row

@@ -76,7 +76,7 @@ EXPECTED: dict[str, tuple[set[str], int, int]] = {
     "redeliver, wish": ({"message_key", "message_pkey"}, 1, 50),
     "redeliver, redrive": ({"message_key", "message_pkey"}, 1, 50),
     "lock dead subject": ({"message_key"}, 1, 15),
-    "lock newest": ({"message_key"}, 1, 10),
+    "lock newest": ({"message_key", "message_pkey"}, 1, 25),
     "backlog": ({"message_open", "message_parked"}, 2 * HELD + 1000 + 500, 300),
     "list open": ({"message_open", "message_pkey"}, PAGE, PAGE * 5),
     "list parked": ({"message_parked"}, 1, 10),

@@ -14,6 +14,7 @@ from temporalio.client import WorkflowExecutionStatus
 from inbox import terminated
 from inbox.burial import redrive
 from inbox.message import Key
+from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE
 from inbox.terminated import Terminations
 from tests.support.processes import environment, process
 from tests.support.stack import Stack, survey
@@ -61,6 +62,30 @@ async def test_it_ends_dead_with_its_reason_kept_here_and_a_phrase_told(waiting:
     assert row["last_reason"] == "sent in error, says 김"
     (told,) = (await stack.hospital.seen())["reports"]
     assert (told["body"]["code"], told["body"]["reason"]) == ("TERMINATED", "system error")
+
+
+async def test_a_reason_that_postgres_cannot_keep_ends_no_worker(waiting: tuple[Stack, dict]) -> None:
+    stack, row = waiting
+    await stack.temporal.get_workflow_handle(row["workflow_id"]).terminate(reason="odd\0" + "한" * 3000)
+    await found(stack)
+    row = await stack.row(row["message_id"])
+    assert (row["status"], row["last_code"]) == ("DEAD", "TERMINATED")
+    assert row["last_reason"].startswith("odd\N{REPLACEMENT CHARACTER}한")
+
+
+@pytest.mark.parametrize("memo", [{}, {"message": "none"}, {"message": 2**70}, {"message": None}])
+async def test_an_execution_that_is_not_ours_keeps_no_other_from_being_found(
+    waiting: tuple[Stack, dict], memo: dict[str, Any]
+) -> None:
+    stack, row = waiting
+    assert list(memo) in ([], [MESSAGE_MEMO])
+    await stack.temporal.get_workflow_handle(row["workflow_id"]).terminate()
+    other = await stack.temporal.start_workflow(
+        PROCESS_MESSAGE, id=f"{stack.name}/by/hand", task_queue="nobody", memo=memo or None
+    )
+    await other.terminate()
+    await found(stack)
+    assert (await stack.row(row["message_id"]))["last_code"] == "TERMINATED"
 
 
 async def test_a_try_that_is_under_way_is_cut_off_and_leaves_its_line(stack: Stack) -> None:

@@ -17,6 +17,9 @@ class Tries(RegisterActivity):
     async def _tell(self, tried: Any) -> None:
         return
 
+    def _hint(self, code: str | None, message: Any) -> None:
+        """There is no handler that could give one."""
+
 
 class Noting(Dispatcher):
     """Dispatch, whose starts are noted."""

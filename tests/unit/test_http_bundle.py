@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from handlers.http_bundle.client import HttpBundleSettings, _refuse
+from handlers.http_bundle.client import HttpBundleSettings, _kept, _refuse
 from inbox.handler import BusinessError, Message
 
 SECRET = "PLANTED-secret"
@@ -110,3 +110,10 @@ def test_a_messages_key_may_stand_in_a_header(tenant: str, edition: int, key: st
     message = Message(tenant, "shop", 'O/1" 환', edition, "t", None, datetime.now(UTC), UTC, None)  # type: ignore[type-var]
     assert message.key == key
     assert message.key.isascii()
+
+
+def test_a_result_of_any_depth_is_kept_or_left_out_and_fails_nothing() -> None:
+    """A depth that is just read may be too much to write."""
+    for depth in range(900, 1010):
+        content = b'{"result": ' + b"[" * depth + b"]" * depth + b"}"
+        assert _kept(httpx.Response(200, content=content)) == {"status": 200}

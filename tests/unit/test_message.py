@@ -69,7 +69,22 @@ def test_a_key_names_its_parts_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hospital", "a/b/c/d", "a/b~", "a/b~0", "a/b~-1", "a/b~x", "a/b~２", "a/b~1~2", "a/%ff", "a~2/b"]
+    "text",
+    [
+        "",
+        "hospital",
+        "a/b/c/d",
+        "a/b~",
+        "a/b~0",
+        "a/b~-1",
+        "a/b~x",
+        "a/b~２",
+        "a/b~1~2",
+        "a/%ff",
+        "a~2/b",
+        "a/%00",
+        "a/\udcff",
+    ],
 )
 def test_what_is_no_key_is_refused(text: str) -> None:
     with pytest.raises(Malformed) as refused:

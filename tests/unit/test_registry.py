@@ -209,6 +209,8 @@ def test_a_reference_that_is_none_is_refused(reference: Any) -> None:
         (WHOLE + "    codes = {'LATE': None}", "Handler", "its codes must map each code to a hint"),
         (WHOLE + "    non_retryable = 'LATE'", "Handler", "its non_retryable must be a collection of codes"),
         (WHOLE + "    timeout = '60'", "Handler", "its timeout must be a number of seconds"),
+        (WHOLE + "    timeout = float('inf')", "Handler", "its timeout must be a number of seconds"),
+        (WHOLE + "    timeout = 10**400", "Handler", "its timeout must be a number of seconds"),
         (WHOLE + "    timeout = -1", "Handler", "its timeout must be a number of seconds"),
         (WHOLE + "    reporter = object()", "Handler", "its reporter must have a method body"),
         (WHOLE + "    settings = dict", "Handler", "not a handler: its settings are no pydantic model"),

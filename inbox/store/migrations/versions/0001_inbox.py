@@ -105,6 +105,21 @@ CREATE TRIGGER refuse_edge
     FOR EACH ROW EXECUTE FUNCTION inbox.refuse_edge();
 """
 
+# A row that is stored as COMPLETED before its bundle is written has JSON's null for an outcome until that is done. It
+# cannot be committed so, by whoever ends the transaction, and however.
+HALF = """
+CREATE FUNCTION inbox.refuse_half() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT FROM inbox.message WHERE id = NEW.id AND outcome = 'null') THEN
+        RAISE EXCEPTION 'message %: its bundle is not finished', NEW.id USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER refuse_half
+    AFTER INSERT ON inbox.message DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.outcome = 'null') EXECUTE FUNCTION inbox.refuse_half();
+"""
+
 PAYLOAD = """
 CREATE TABLE inbox.payload (
     message      bigint NOT NULL REFERENCES inbox.message (id) ON DELETE CASCADE,
@@ -215,7 +230,7 @@ def upgrade() -> None:
     """Create the schema; no waiting behind a long transaction, an operator starts it again instead."""
     op.execute("SET LOCAL lock_timeout = '3s'")
     op.execute("CREATE SCHEMA IF NOT EXISTS inbox")  # env.py made it for the version table
-    for statement in (MESSAGE, INDEXES, EDGES, PAYLOAD, PARTITIONS, ATTEMPT, REPORT, POSITION):
+    for statement in (MESSAGE, INDEXES, EDGES, HALF, PAYLOAD, PARTITIONS, ATTEMPT, REPORT, POSITION):
         op.execute(statement)
 
 
