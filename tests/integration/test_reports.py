@@ -124,7 +124,7 @@ async def test_a_redrive_has_the_last_word(stack: Stack) -> None:
     assert row["generation"] == 2
     with pytest.raises(NotGivenUp, match="is DEAD, and its last report is"):  # the second, owed or being sent
         await send_again(stack.database, Key("", "hospital", name))
-    assert [report["state"] for report in await stack.reports(name)][0] == "GIVEN_UP"
+    assert (await stack.reports(name))[0]["state"] == "GIVEN_UP"
 
 
 @pytest.mark.parametrize(("tries", "state"), [(0, "OWED"), (3, "SENDING")])
