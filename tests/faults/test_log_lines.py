@@ -49,7 +49,7 @@ def spoken(log: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     for line in log.read_text().splitlines():
         said = json.loads(line)  # whatever is written there is one line of JSON
-        words = re.sub(r" \(and \d+ times more\)|\d+", "", said["message"])
+        words = re.sub(r" \(\{.*| \(and \d+ times more\)|\d+", "", said["message"])
         found[f"{said['level']} {said['logger']}: {words}"].append(datetime.fromisoformat(said["time"]).timestamp())
     return found
 
