@@ -26,6 +26,7 @@ from inbox.store.order import (
     Missing,
 )
 from inbox.store.reads import READ_RECORD, Record
+from inbox.store.reports import SEND_AGAIN
 from inbox.store.statements import BURY, LOCK_MESSAGE, READ_STANDING, REDRIVE, Standing
 from inbox.verdict import storable
 
@@ -42,6 +43,10 @@ class NotDead(InboxError):
 
 class NotHeld(InboxError):
     """Only a parked message, or one behind a gap, can be released."""
+
+
+class NotGivenUp(InboxError):
+    """Only the last report of a closed message can be sent again, once it was given up."""
 
 
 class NotOpen(InboxError):
@@ -194,3 +199,14 @@ async def redrive(database: Database, key: Key) -> None:
     record = await find(database, key)
     if await database.locked(REDRIVE, {"id": record.id}, before=[LOCK_SUBJECT, LOCK_MESSAGE]) is None:
         raise NotDead(f"{key} is {(await find(database, key)).status}")
+
+
+async def send_again(database: Database, key: Key) -> None:
+    """Make a message's report that was given up due again, under the idempotency key that it had.
+
+    Raises NotFound, NotGivenUp, StoreUnavailable.
+    """
+    record = await find(database, key)
+    if await database.locked(SEND_AGAIN, {"id": record.id}, before=[LOCK_MESSAGE]) is None:
+        record = await find(database, key)
+        raise NotGivenUp(f"{key} is {record.status}, and its last report is {record.report_state or 'none'}")

@@ -39,8 +39,25 @@ def configure_logging(level: str = "INFO") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("temporalio.activity").addFilter(OncePerSecond())
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+class OncePerSecond(logging.Filter):
+    """Lets one line a second through for each wording: the SDK's own has the execution in braces behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether the line is to be written."""
+        cause, now = record.getMessage().partition(" ({")[0], time.monotonic()
+        if now - self._last.get(cause, -1.0) < 1.0:
+            return False
+        self._last[cause] = now
+        return True
 
 
 class LimitedLog:

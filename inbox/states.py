@@ -43,7 +43,7 @@ class ReportState(StrEnum):
     OWED = "OWED"  # nothing has been said upstream yet
     SENDING = "SENDING"  # committed before the first call: upstream may have heard it
     SENT = "SENT"  # upstream acknowledged it
-    GIVEN_UP = "GIVEN_UP"  # its time ran out; an operator can send it again
+    GIVEN_UP = "GIVEN_UP"  # its time ran out; `inbox report` sends it again
     WITHDRAWN = "WITHDRAWN"  # a redrive took it back before anything was said
 
 

@@ -187,6 +187,21 @@ def release(key: KeyArgument) -> None:
 
 
 @app.command()
+def report(key: KeyArgument) -> None:
+    """Send a report again that was given up, under the idempotency key that it had."""
+    from inbox.burial import send_again
+
+    configure_logging("ERROR")
+    settings = _settings()
+
+    async def work(database: Database) -> None:
+        await send_again(database, Key.parse(key))
+        typer.echo(f"{key}: its report is due again")
+
+    _operate(work, settings)
+
+
+@app.command()
 def drained(*, as_json: Annotated[bool, typer.Option("--json", help="for a program that reads it")] = False) -> None:
     """Tell whether an image without Temporal may take over: exit 0, or 1 and what is still open."""
     from inbox.ingest.view import open_view

@@ -48,6 +48,26 @@ BEGIN_REPORT = Statement(
       FROM sending s JOIN inbox.message m ON m.id = s.message""",
 )
 
+# Opens the report of a closed message that was given up, where nothing was said or is to be said after it: due at once,
+# under its own key. SENDING, where upstream may have heard it: a redrive withdraws what nobody heard. No row: it is not
+# so.
+SEND_AGAIN = Statement(
+    "send again",
+    Fenced,
+    """
+    WITH again AS (
+        UPDATE inbox.report r
+           SET state = CASE WHEN r.tries = 0 THEN 'OWED' ELSE 'SENDING' END, closed_at = NULL, next_try_at = NULL,
+               due_at = now(), dispatched_at = NULL, run_id = NULL, updated_at = now()
+          FROM inbox.message m
+         WHERE m.id = %(id)s AND m.closed_at IS NOT NULL AND r.message = m.id AND r.state = 'GIVEN_UP'
+           AND NOT EXISTS (SELECT FROM inbox.report n WHERE n.message = m.id AND n.number > r.number)
+        RETURNING r.message, r.state
+    )
+    UPDATE inbox.message m SET report_state = a.state FROM again a WHERE m.id = a.message
+    RETURNING m.id""",
+)
+
 # The wait before the next call, for operators and for dispatch, which leaves a waiting report alone.
 DELAY_REPORT = Statement(
     "delay report",

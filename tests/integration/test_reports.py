@@ -1,5 +1,9 @@
 """A report's life."""
 
+import pytest
+
+from inbox.burial import NotGivenUp, discard, redrive, send_again
+from inbox.message import Key
 from tests.support.stack import Stack, survey
 from tests.support.waiting import eventually
 
@@ -70,3 +74,73 @@ async def test_the_dead_execution_ends_while_its_report_goes_on(stack: Stack) ->
     assert report.name == "RUNNING"
     await stack.hospital.control(reports=[])
     await stack.reported(message["srvyDrawupNo"])
+
+
+async def given_up(stack: Stack) -> str:
+    """Have a report given up; return its message's ID."""
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": 2})
+    await stack.start()
+    await stack.hospital.control(reports=[500] * 50)
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], "GIVEN_UP")
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    await eventually(handle.describe, lambda found: found.close_time is not None)
+    return str(message["srvyDrawupNo"])
+
+
+async def test_what_was_given_up_is_sent_again_under_its_key(stack: Stack) -> None:
+    name = await given_up(stack)
+    (before,) = await stack.reports(name)
+    await stack.hospital.control(reports=[])
+    await send_again(stack.database, Key("", "hospital", name))
+    await stack.reported(name)
+    (report,) = await stack.reports(name)
+    assert (report["state"], report["tries"]) == ("SENT", before["tries"] + 1)
+    heard = (await stack.hospital.seen())["reports"]
+    assert (heard[-1]["status"], len({told["key"] for told in heard})) == (200, 1)
+    assert {str(told["body"]) for told in heard} == {str(heard[0]["body"])}
+    assert (await stack.get("/backlog")).json()["givenUp"]["count"] == 0
+    with pytest.raises(NotGivenUp, match="is DEAD, and its last report is SENT"):
+        await send_again(stack.database, Key("", "hospital", name))
+
+
+async def test_what_was_given_up_and_is_sent_again_is_given_up_again(stack: Stack) -> None:
+    name = await given_up(stack)
+    (before,) = await stack.reports(name)
+    await send_again(stack.database, Key("", "hospital", name))
+    await eventually(
+        lambda: stack.reports(name),
+        lambda found: found[0]["state"] == "GIVEN_UP" and found[0]["tries"] > before["tries"],
+    )
+    assert (await stack.row(name))["report_state"] == "GIVEN_UP"
+
+
+async def test_a_redrive_has_the_last_word(stack: Stack) -> None:
+    name = await given_up(stack)
+    await redrive(stack.database, Key("", "hospital", name))
+    row = await stack.closed(name)  # dead once more, of the same
+    assert row["generation"] == 2
+    with pytest.raises(NotGivenUp, match="is DEAD, and its last report is"):  # the second, owed or being sent
+        await send_again(stack.database, Key("", "hospital", name))
+    assert (await stack.reports(name))[0]["state"] == "GIVEN_UP"
+
+
+@pytest.mark.parametrize(("tries", "state"), [(0, "OWED"), (3, "SENDING")])
+async def test_upstream_may_have_heard_what_was_called_before(stack: Stack, tries: int, state: str) -> None:
+    await stack.open()
+    message = survey()
+    await stack.legacy(message)
+    key = Key("", "hospital", message["srvyDrawupNo"])
+    with pytest.raises(NotGivenUp, match="is RECEIVED, and its last report is none"):
+        await send_again(stack.database, key)
+    await discard(stack.database, stack.settings, key, "r")
+    await stack.sql(
+        "UPDATE inbox.report SET state = 'GIVEN_UP', tries = %s, closed_at = now(), due_at = NULL, dispatched_at = now()",
+        tries,
+    )
+    await send_again(stack.database, key)
+    (report,) = await stack.reports(key.id)
+    assert (report["state"], report["dispatched_at"], report["due_at"] is not None) == (state, None, True)
+    assert (await stack.row(key.id))["report_state"] == state

@@ -124,6 +124,7 @@ RUN_BY = {
     "fail": "worker",
     "bury": "worker operator",
     "redrive": "worker operator",
+    "send again": "operator",
     "begin report": "worker",
     "delay report": "worker",
     "close report": "worker",

@@ -2,6 +2,8 @@
 
 from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
 
+from inbox.burial import send_again
+from inbox.message import Key
 from tests.support.stack import Stack, survey
 from tests.support.waiting import eventually
 
@@ -57,3 +59,44 @@ async def test_a_report_is_tried_until_its_time_is_used_and_then_given_up(stack:
     assert described.close_time is not None
     elapsed = (described.close_time - described.start_time).total_seconds() / 3600
     assert hours - 1.2 <= elapsed <= hours + 0.1
+
+
+async def test_a_report_outlasts_a_day_without_upstream(stack: Stack) -> None:
+    """12 growing waits, then one an hour; this server takes a second for each."""
+    stack.configure(tries=1)
+    await stack.start()
+    await stack.hospital.control(reports=[500] * 36)
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], limit=240)
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    assert (report["state"], report["tries"]) == ("SENT", 37)
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    described = await eventually(handle.describe, lambda found: found.close_time is not None)
+    assert described.close_time is not None
+    assert described.status == WorkflowExecutionStatus.COMPLETED
+    assert (described.close_time - described.start_time).total_seconds() > 24 * 3600
+    assert len({told["key"] for told in (await stack.hospital.seen())["reports"]}) == 1
+
+
+async def test_a_report_given_up_after_days_is_sent_again(stack: Stack) -> None:
+    hours = 3
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": hours * 3600})
+    await stack.start()
+    await stack.hospital.control(reports=[500] * 100)
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], "GIVEN_UP", limit=120)
+    assert (await stack.get("/backlog")).json()["givenUp"]["count"] == 1
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    first = await eventually(handle.describe, lambda found: found.close_time is not None)
+    await stack.hospital.control(reports=[500])  # fails once more: the next call is an hour later
+    await send_again(stack.database, Key("", "hospital", message["srvyDrawupNo"]))
+    await stack.reported(message["srvyDrawupNo"], limit=120)
+    second = await eventually(handle.describe, lambda found: found.close_time is not None)
+    assert (second.run_id == first.run_id, second.status) == (False, WorkflowExecutionStatus.COMPLETED)
+    assert second.close_time is not None
+    assert (second.close_time - second.start_time).total_seconds() >= 2000
+    assert (await stack.get("/backlog")).json()["givenUp"]["count"] == 0
+    assert len({told["key"] for told in (await stack.hospital.seen())["reports"]}) == 1
