@@ -147,7 +147,9 @@ class Crash:
         assert not heard, "reports that nobody owes"
         busy = await self.stack.sql("SELECT * FROM inbox.subject_position WHERE processing IS NOT NULL")
         assert busy == []
-        self._judge_order(rows)
+        source = self.stack.settings.source("hospital")
+        if source and source.ordered:
+            self._judge_order(rows)
 
     async def _judge_bundle(self, row: dict[str, Any]) -> None:
         applied = row["status"] == "COMPLETED" and row["outcome"] != "obsolete"

@@ -139,7 +139,7 @@ async def resumed(crash: Crash) -> None:
     first = crash.made()
     await crash.send(first, crash.made(patno=first["partitionkey"]))
     async with crash.stack.dispatching():
-        await crash.stack.eventually_row("SELECT FROM inbox.message WHERE held_since IS NOT NULL")
+        await crash.stack.eventually_row("SELECT 1 FROM inbox.message WHERE held_since IS NOT NULL")
     await crash.configure(order="none")
     await crash.killed("worker")
 
