@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from inbox.errors import StoreUnavailable
 from inbox.logs import LimitedLog
 from inbox.settings import Settings
+from inbox.store.direct import MAKE_PLACE
 from inbox.store.engine import Database
 from inbox.store.order import ADOPT, RESUME
 
 limited = LimitedLog(logging.getLogger(__name__))
 AGAIN = 1.0  # seconds until Postgres is asked again
+
+
+async def make_place(database: Database, row: Mapping[str, Any]) -> None:
+    """Have a subject's place made in a transaction of its own, before a row is locked (the lock order).
+
+    ``row`` is what ACCEPT is given. Raises StoreUnavailable.
+    """
+    await database.one(MAKE_PLACE, row)
 
 
 async def adopt(database: Database, settings: Settings) -> bool:

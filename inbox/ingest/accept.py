@@ -14,8 +14,8 @@ from inbox.errors import ContentConflict, Malformed, UnknownSource, UnknownType
 from inbox.handler import Handler
 from inbox.ingest.direct import Direct
 from inbox.message import LIMITS, MAX_SEQUENCE, Key, check_text, workflow_id
+from inbox.order import make_place
 from inbox.settings import Settings, SourceSettings
-from inbox.store.direct import MAKE_PLACE
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT, Accepted
@@ -79,7 +79,7 @@ class Acceptor:
         if found is None and source.resends:
             locks = [LOCK_KEY, LOCK_DEAD_SUBJECT, LOCK_NEWEST] if source.ordered else [LOCK_KEY, LOCK_NEWEST]
             if source.ordered and row["subject"] is not None:
-                await self._database.one(MAKE_PLACE, row)  # a wish's, before a row is locked (the lock order)
+                await make_place(self._database, row)  # a wish's
             found = await self._database.locked(REDELIVER, row, before=locks)
         if found is None:
             raise ContentConflict("id", "was used before, for other content")

@@ -19,11 +19,12 @@ from inbox.errors import InboxError, NotRegistered, StoreUnavailable, Transactio
 from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.logs import LimitedLog
 from inbox.message import RESEND
+from inbox.order import make_place
 from inbox.payload import read_payload
 from inbox.settings import Settings, SourceSettings
 from inbox.spans import span
 from inbox.states import OBSOLETE, OwnCode, Status
-from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, MAKE_PLACE, PUT, Place
+from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, PUT, Place
 from inbox.store.editions import LOCK_KEY
 from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import RELEASE_SEQUENCE
@@ -59,7 +60,7 @@ class Direct:
         if handler is None:
             return None
         if order != "none" and not place.placed:
-            await self._database.one(MAKE_PLACE, row)
+            await make_place(self._database, row)
         row |= {"received_at": place.received_at, "limit": self._timeouts(handler).transaction}
         try:
             async with asyncio.timeout(self._timeouts(handler).start_to_close):

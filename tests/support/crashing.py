@@ -1,6 +1,7 @@
 """``python -m tests.support.crashing POINT COMMAND``: the real command, killed (-9) or stopped by itself at one point.
 
-The product has no hook for this: the point is patched in here, around the real code, and nothing else is.
+The product has no hook for this: the point is patched in here, around the real code, and nothing else is. A point with
+a colon in it is one of points.py, of which the product's code makes the list.
 """
 
 from __future__ import annotations
@@ -23,11 +24,7 @@ from inbox.shared_cache import Patience
 from inbox.store.direct import FINISH
 from inbox.store.engine import Statement
 from inbox.store.statements import COMPLETE
-
-
-def die(*_: Any, **__: Any) -> None:
-    """End this process at once, as the kernel would."""
-    os.kill(os.getpid(), signal.SIGKILL)
+from tests.support.arming import arm, die
 
 
 def before(owner: type, name: str) -> None:
@@ -116,5 +113,8 @@ POINTS = {
 }
 
 if __name__ == "__main__":
-    POINTS[sys.argv[1]]()
-    main([sys.argv[2]])
+    if ":" in sys.argv[1]:
+        arm(sys.argv[1])
+    else:
+        POINTS[sys.argv[1]]()
+    main(sys.argv[2:])

@@ -60,7 +60,14 @@ async def process(
     """
     with log.open("wb") if log else nullcontext() as stderr:
         running = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.crashing", point, command, env=environment, cwd=ROOT, stderr=stderr
+            sys.executable,
+            "-m",
+            "tests.support.crashing",
+            point,
+            *command.split(),
+            env=environment,
+            cwd=ROOT,
+            stderr=stderr,
         )
     try:
         yield running
