@@ -22,6 +22,7 @@ from temporalio.client import Client
 
 from inbox.errors import RightsMissing, SchemaUnfit, SettingsError, StoreRefuses, StoreUnavailable, TemporalUnfit
 from inbox.logs import LimitedLog
+from inbox.process import raise_lost_cancel
 from inbox.settings import Settings
 from inbox.store.engine import Params, Statement, is_away, one
 from inbox.store.migrate import known_revisions, newest_revision
@@ -94,6 +95,7 @@ async def check_schema(look: Look, needed: str) -> None:
 async def wait_for_store(settings: Settings) -> None:
     """Return once Postgres answers with the right schema. Raises as check_store, but waits while it is away."""
     while True:
+        raise_lost_cancel()
         try:
             return await check_store(settings)
         except StoreUnavailable:
@@ -104,6 +106,7 @@ async def wait_for_store(settings: Settings) -> None:
 async def wait_for_search_attributes(client: Client, rpc: float) -> None:
     """Return once Temporal answers and has our search attributes; ``rpc`` seconds a call. Raises TemporalUnfit."""
     while True:
+        raise_lost_cancel()
         try:
             return await check_search_attributes(client, rpc)
         except TemporalAway:
@@ -137,6 +140,7 @@ class IngestChecks:
         """Go on looking until both are fit, then rest until cancelled. Raises StoreRefuses, SchemaUnfit."""
         await wait_for_store(self._settings)
         while True:
+            raise_lost_cancel()
             try:
                 await wait_for_search_attributes(self._client, self._rpc)
             except TemporalUnfit as error:

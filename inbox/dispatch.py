@@ -32,6 +32,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
+from inbox.process import raise_lost_cancel
 from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
 from inbox.settings import GIVE_UP_AFTER, Settings
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
@@ -102,6 +103,7 @@ class Dispatcher:
     async def run(self) -> None:
         """Run rounds until cancelled; one that fails is logged and followed by the next."""
         while True:
+            raise_lost_cancel()
             try:
                 busy = await self._whole_round()
             except StoreUnavailable:

@@ -9,6 +9,7 @@ from typing import Any
 
 from inbox.errors import StoreUnavailable
 from inbox.logs import LimitedLog
+from inbox.process import raise_lost_cancel
 from inbox.settings import Settings
 from inbox.store.direct import MAKE_PLACE
 from inbox.store.engine import Database
@@ -29,6 +30,7 @@ async def make_place(database: Database, row: Mapping[str, Any]) -> None:
 async def adopt(database: Database, settings: Settings) -> bool:
     """Give tries that began without order their place, before a worker claims beside them; waits for Postgres."""
     while True:
+        raise_lost_cancel()
         try:
             for name, source in settings.declared.sources.items():
                 if source.ordered:
@@ -53,6 +55,7 @@ async def resume(database: Database, settings: Settings) -> bool:
 async def keep_order(database: Database, settings: Settings, nudge: Callable[[], None]) -> None:
     """Do so until cancelled: at the start, and again, since others may still have run with the old settings then."""
     while True:
+        raise_lost_cancel()
         wait = settings.declared.dispatch.again
         try:
             if await resume(database, settings):

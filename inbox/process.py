@@ -11,6 +11,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 T = TypeVar("T")
 
 
+def raise_lost_cancel() -> None:
+    """Raise CancelledError where the task was cancelled and did not hear of it; for loops that go on after errors.
+
+    psycopg loses a cancel where the statement that it interrupts fails at that moment: the statement's error is raised
+    instead, and a loop that takes it for the next one's chance would never end.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def unless_signalled(beginning: Coroutine[Any, Any, T]) -> T | None:
     """Return what ``beginning`` returns; None, with it cancelled, where SIGTERM or SIGINT comes before.
 

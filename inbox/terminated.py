@@ -20,6 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from inbox.burial import bury
 from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
+from inbox.process import raise_lost_cancel
 from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, BuryInput
 from inbox.settings import Settings
 from inbox.states import OwnCode
@@ -49,6 +50,7 @@ class Terminations:
     async def run(self) -> None:
         """Look until cancelled; a look that fails is logged and followed by the next."""
         while True:
+            raise_lost_cancel()
             began = datetime.now(UTC)
             try:
                 await self.look()

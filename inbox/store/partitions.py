@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from inbox.errors import StoreUnavailable
+from inbox.process import raise_lost_cancel
 from inbox.store.engine import Database
 from inbox.store.reads import MAKE_PARTITIONS
 
@@ -18,6 +19,7 @@ RETRY = 5.0  # seconds, while Postgres is away
 async def keep_partitions(database: Database) -> None:
     """Make what is missing now and every hour, until cancelled."""
     while True:
+        raise_lost_cancel()
         try:
             await database.one(MAKE_PARTITIONS, {"days": DAYS_AHEAD})
             wait = INTERVAL

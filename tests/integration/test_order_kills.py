@@ -125,5 +125,9 @@ async def test_subjects_keep_their_order_through_failures_and_kills(
     assert flaky.failed > 10
     waits = await stack.sql(WAITS)
     assert len(waits) == SUBJECTS * (EACH - 1)
-    parts = [figures("its start", [w["start"] for w in waits]), figures("its first try", [w["try"] for w in waits])]
+    # A row that was closed before its start was marked has no time of it.
+    parts = [
+        figures("its start", [w["start"] for w in waits if w["start"] is not None]),
+        figures("its first try", [w["try"] for w in waits]),
+    ]
     record_property("measured", f"{len(waits)} that had one before them: {'; '.join(parts)}")
