@@ -64,6 +64,8 @@ def build_workers(
             workflows=[workflow],
             activities=activities,
             max_concurrent_activities=slots,
+            # As soon as a lost worker's activities, what it had cached goes to another.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=timeouts.heartbeat),
             # 0, the default, would fail running tries at every deploy.
             graceful_shutdown_timeout=timedelta(seconds=timeouts.graceful_shutdown),
             # Otherwise a bug in a workflow leaves it Running for ever.

@@ -8,6 +8,7 @@ from typing import Any
 from temporalio import activity
 
 from activities.failures import codes_only
+from activities.heartbeats import heartbeats
 from inbox.burial import bury
 from inbox.handler import Handler
 from inbox.references import GONE, BuryInput, RegisterResult
@@ -38,7 +39,8 @@ class BuryActivity:
         Raises ApplicationError, retryable, while Postgres is away.
         """
         with codes_only():
-            standing = await bury(self._database, self._settings, work, "by an operator, in Temporal")
+            async with heartbeats():
+                standing = await bury(self._database, self._settings, work, "by an operator, in Temporal")
         self._owed()
         if standing is None:
             return RegisterResult(GONE)

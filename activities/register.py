@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
@@ -18,6 +17,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError
 
 from activities.failures import codes_only
+from activities.heartbeats import heartbeats
 from inbox.burial import bury_for_gap
 from inbox.errors import InboxError, PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of, place_of
 from inbox.handler import Handler, Message, Outcome, timeout_of
@@ -58,7 +58,6 @@ from inbox.verdict import Verdict, hint_for, judge, kept_in
 
 log = logging.getLogger(__name__)
 limited = LimitedLog(log)
-HEARTBEATS = 5  # in one heartbeat time-out
 LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
 
@@ -88,21 +87,21 @@ class RegisterActivity:
         where no try was spent or its end could not be recorded.
         """
         with codes_only():
-            return await self._register(work)
+            async with heartbeats():
+                return await self._register(work)
 
     async def _register(self, work: RegisterInput) -> RegisterResult:
-        async with _heartbeats(self._settings.declared.timeouts.heartbeat / HEARTBEATS):
-            source = self._settings.source(work.source)
-            handler = self._handlers.get(work.type)
-            if source is None or handler is None:
-                await self._set_aside(work, "settings for its source" if source is None else "handler for its type")
-            timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
-            if _is_too_short(timeouts):
-                return RegisterResult(LONGER, start_to_close=timeouts.start_to_close)
-            try:
-                return await self._claim_and_try(work, handler, source, timeouts)
-            except StaleTry:
-                return await self._closed(work, source)
+        source = self._settings.source(work.source)
+        handler = self._handlers.get(work.type)
+        if source is None or handler is None:
+            await self._set_aside(work, "settings for its source" if source is None else "handler for its type")
+        timeouts = self._settings.declared.timeouts.stretched(timeout_of(handler))
+        if _is_too_short(timeouts):
+            return RegisterResult(LONGER, start_to_close=timeouts.start_to_close)
+        try:
+            return await self._claim_and_try(work, handler, source, timeouts)
+        except StaleTry:
+            return await self._closed(work, source)
 
     async def _claim_and_try(
         self, work: RegisterInput, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
@@ -366,19 +365,3 @@ def _message(claimed: Claimed, handler: Handler[Any, Any], source: SourceSetting
         zone=ZoneInfo(source.zone),
         payload=read_payload(handler.payload, claimed.content_type, claimed.body),
     )
-
-
-@asynccontextmanager
-async def _heartbeats(interval: float) -> AsyncIterator[None]:
-    """Heartbeat from a task of its own, so that a lost worker is noticed within one heartbeat time-out."""
-
-    async def beat() -> None:
-        while True:
-            activity.heartbeat()
-            await asyncio.sleep(interval)
-
-    task = asyncio.create_task(beat())
-    try:
-        yield
-    finally:
-        task.cancel()

@@ -16,6 +16,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.failures import codes_only
+from activities.heartbeats import heartbeats
 from inbox.errors import NotServed, fault_of
 from inbox.handler import Handler, Report, reporter_of
 from inbox.references import ReportInput
@@ -56,21 +57,26 @@ class ReportActivities:
         Retry-After asks for.
         """
         with codes_only():
-            settings = self._reporting(work)
-            sending = await self._database.locked(BEGIN_REPORT, {"id": work.report}, before=[LOCK_MESSAGE_OF])
-            if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
-                return
-            response = await self._call(sending, settings)
-            if response is None or not _is_success(response, settings):
-                await self._delay(sending, response)
-            await self._close(work, ReportState.SENT)
+            async with heartbeats():
+                await self._send(work)
 
     @activity.defn(name="give_up_report")
     async def give_up(self, work: ReportInput) -> None:
         """Close the report as GIVEN_UP. Raises ApplicationError, retryable, while Postgres is away."""
         log.error("a report was given up: upstream did not take it in time", extra={"source": work.source})
         with codes_only():
-            await self._close(work, ReportState.GIVEN_UP)
+            async with heartbeats():
+                await self._close(work, ReportState.GIVEN_UP)
+
+    async def _send(self, work: ReportInput) -> None:
+        settings = self._reporting(work)
+        sending = await self._database.locked(BEGIN_REPORT, {"id": work.report}, before=[LOCK_MESSAGE_OF])
+        if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
+            return
+        response = await self._call(sending, settings)
+        if response is None or not _is_success(response, settings):
+            await self._delay(sending, response)
+        await self._close(work, ReportState.SENT)
 
     def _reporting(self, work: ReportInput) -> ReportSettings:
         source = self._settings.source(work.source)

@@ -74,7 +74,8 @@ def _send_report(settings: Settings, row: Leased) -> SendReportInput:
     source = settings.source(row.source)
     reporting = source.report if source else None
     give_up_after = reporting.give_up_after if reporting else GIVE_UP_AFTER
-    return SendReportInput(row.id, row.source, settings.declared.timeouts.start_to_close, give_up_after)
+    timeouts = settings.declared.timeouts
+    return SendReportInput(row.id, row.source, timeouts.start_to_close, give_up_after, timeouts.heartbeat)
 
 
 ROUTES = (
@@ -92,6 +93,7 @@ class Dispatcher:
         self._settings = settings
         self._dispatch = settings.declared.dispatch
         self._rpc_timeout = timedelta(seconds=settings.declared.timeouts.rpc)
+        self._task_timeout = timedelta(seconds=settings.declared.timeouts.heartbeat)
         self._slots = asyncio.Semaphore(self._dispatch.concurrency)
         self._nudged = asyncio.Event()
         self._away = 0  # rounds in a row in which Temporal gave no answer
@@ -261,6 +263,7 @@ class Dispatcher:
             task_queue=route.task_queue(self._settings, row),
             id_reuse_policy=reuse,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            task_timeout=self._task_timeout,  # a killed worker holds a workflow task as long as it could an activity
             rpc_timeout=self._rpc_timeout,
             static_summary=self._summary(row),
             memo={MESSAGE_MEMO: row.id} if route.queue is MESSAGES else None,

@@ -96,12 +96,16 @@ class RegisterResult:
 
 @dataclass(frozen=True)
 class SendReportInput:
-    """Which report a SendReport sends: ``report`` is ``inbox.report.id``. Time-outs of a call and of all in seconds."""
+    """Which report a SendReport sends: ``report`` is ``inbox.report.id``. Time-outs of a call and of all in seconds.
+
+    ``heartbeat`` is that of a call, in seconds; None for those that were started before there was one.
+    """
 
     report: int
     source: str
     start_to_close: float
     give_up_after: float
+    heartbeat: float | None = None
 
 
 @dataclass(frozen=True)

@@ -147,6 +147,7 @@ class ProcessMessage:
             BuryInput(message.message, message.source, self._generation, code),
             result_type=RegisterResult,
             start_to_close_timeout=timedelta(seconds=message.start_to_close),
+            heartbeat_timeout=timedelta(seconds=message.heartbeat),
             retry_policy=QUICK,
             summary=code,
         )

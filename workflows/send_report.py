@@ -24,11 +24,13 @@ class SendReport:
     async def run(self, report: SendReportInput) -> None:
         """Return once it is sent. Raises ApplicationError of type GIVEN_UP."""
         work = ReportInput(report.report, report.source)
+        heartbeat = None if report.heartbeat is None else timedelta(seconds=report.heartbeat)
         try:
             await workflow.execute_activity(
                 "send_report",
                 work,
                 start_to_close_timeout=timedelta(seconds=report.start_to_close),
+                heartbeat_timeout=heartbeat,
                 schedule_to_close_timeout=timedelta(seconds=report.give_up_after),
                 retry_policy=QUICK,
                 summary=f"report to {report.source}",
@@ -38,6 +40,7 @@ class SendReport:
                 "give_up_report",
                 work,
                 start_to_close_timeout=timedelta(seconds=report.start_to_close),
+                heartbeat_timeout=heartbeat,
                 retry_policy=QUICK,
             )
             workflow.upsert_search_attributes([STATUS.value_set(GIVEN_UP), CODE.value_set(GIVEN_UP)])

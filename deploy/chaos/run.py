@@ -23,7 +23,7 @@ from deploy.chaos.stack import Stack
 from deploy.chaos.traffic import Traffic, draw
 from deploy.dev.signals import Interrupted, Signals
 
-# Seconds in which something must have moved: longer than a lease or a lost call (30 s), shorter than dispatch.again.
+# Seconds in which something must have moved: longer than a lease or a lost try, shorter than dispatch.again.
 _STILL = 90.0
 _LOOK = 0.5  # seconds between two looks
 

@@ -33,10 +33,11 @@ async def test_an_upstream_that_never_answers_holds_up_no_message(
 async def test_a_call_that_takes_too_long_is_given_up_and_made_again(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, slow: Any
 ) -> None:
-    monkeypatch.setattr(activities.report, "CALL", 0.5)
+    monkeypatch.setattr(activities.report, "CALL", 3)
     behaviours = iter([slow])
     async with Upstream(lambda _: next(behaviours, answer())) as upstream:
-        stack.configure(tries=1, report={"url": upstream.url})
+        # A call that takes longer than a heartbeat's time-out is not taken for lost.
+        stack.configure({"timeouts": {"lock": 0.5, "heartbeat": 1.5}}, tries=1, report={"url": upstream.url})
         await stack.start()
         message = survey(formCd="P-UNKNOWN")
         await stack.legacy(message)

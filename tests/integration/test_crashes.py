@@ -1,15 +1,21 @@
 """kill -9 between any two steps: nothing lost, nothing twice."""
 
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from temporalio.api.enums.v1 import TimeoutType
 
 from tests.support.processes import answering, died, environment, process
 from tests.support.stack import TOKENS, Stack, survey
+from tests.support.waiting import eventually
+from worker import build_workers
 
 # As the product's, only shorter: a lost worker is noticed after the heartbeat, a lost start after the lease.
+ACTIVITY_STARTED = "activity_task_started_event_attributes"
 TIMEOUTS = {"lock": 0.5, "heartbeat": 1.5, "rpc": 1, "lease": 2}
 
 
@@ -113,7 +119,7 @@ async def test_ingest_killed_between_commit_and_mark_is_dispatched_by_another(
 async def test_worker_killed_around_the_call_upstream_sends_the_report_again_with_the_same_key(
     stack: Stack, tmp_path: Path, point: str
 ) -> None:
-    stack.configure({"timeouts": TIMEOUTS | {"statement": 2, "transaction": 2.5, "start_to_close": 3}}, tries=1)
+    stack.configure({"timeouts": TIMEOUTS}, tries=1)
     await stack.open()
     message = survey(formCd="P-UNKNOWN")
     async with stack.dispatching(), process(environment(stack, tmp_path), "worker", point) as worker:
@@ -124,6 +130,37 @@ async def test_worker_killed_around_the_call_upstream_sends_the_report_again_wit
             await stack.reported(message["srvyDrawupNo"])
     calls = (await stack.hospital.seen())["reports"]
     assert len(calls) == (1 if point == "sending" else 2)
-    assert {call["key"] for call in calls} == {f"{stack.name}-report/hospital/{message['srvyDrawupNo']}/1"}
+    key = f"{stack.name}-report/hospital/{message['srvyDrawupNo']}/1"
+    assert {call["key"] for call in calls} == {key}
     (report,) = await stack.reports(message["srvyDrawupNo"])
     assert (report["state"], report["tries"]) == ("SENT", 2)
+    history = await stack.temporal.get_workflow_handle(key).fetch_history()
+    (started,) = [e.activity_task_started_event_attributes for e in history.events if e.HasField(ACTIVITY_STARTED)]
+    lost = started.last_failure.timeout_failure_info.timeout_type
+    assert (started.attempt, lost) == (2, TimeoutType.TIMEOUT_TYPE_HEARTBEAT)
+
+
+async def test_what_a_killed_worker_held_in_temporal_is_given_to_another_after_a_heartbeat(stack: Stack) -> None:
+    stack.configure({"timeouts": TIMEOUTS}, tries=1)
+    await stack.start()
+    message = survey(formCd="P-UNKNOWN")
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"])
+    for workflow in (f"{stack.name}/hospital", f"{stack.name}-report/hospital"):
+        query = f"WorkflowId STARTS_WITH '{workflow}'"
+        (found,) = await eventually(lambda query=query: executions(stack, query))
+        described = await stack.temporal.get_workflow_handle(found).describe()
+        given = described.raw_description.execution_config.default_workflow_task_timeout
+        assert given.ToTimedelta() == timedelta(seconds=TIMEOUTS["heartbeat"])
+
+
+async def test_what_a_killed_worker_had_cached_goes_to_another_after_a_heartbeat(stack: Stack) -> None:
+    stack.configure({"timeouts": TIMEOUTS})
+    await stack.open()
+    given: Any = (stack.settings, stack.temporal, stack.database, {}, None, stack.dispatcher)
+    for worker in build_workers(*given):
+        assert worker.config()["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=TIMEOUTS["heartbeat"])
+
+
+async def executions(stack: Stack, query: str) -> list[str]:
+    return [found.id async for found in stack.temporal.list_workflows(query)]
