@@ -16,7 +16,7 @@ help:
 	@echo 'make up     the same stack without the sample; READY=path tells when all answers'
 	@echo '            MORE=path adds sources and handlers of your own (TOML), for run too'
 	@echo 'make chaos  the whole stack under random faults; exit 0 only with the proof that nothing is lost'
-	@echo '            SEED=n repeats a run, MESSAGES=2000 KILLS=40 say how much, SUMMARY=path as JSON'
+	@echo '            SEED=n repeats a run, MESSAGES=2000 KILLS=25 say how much, SUMMARY=path as JSON'
 	@echo 'make rollback   the way to direct mode and back, rehearsed under traffic; exits 0 with the proof'
 	@echo '            EACH=n messages of each sender in each step, SUMMARY=path writes the table as JSON'
 	@echo 'make test   the whole test suite; ARGS= is given to pytest'

@@ -16,6 +16,7 @@ TRIES = 5
 RETRY_INTERVAL = 1  # seconds
 
 _SECONDS_A_FAULT = 4.0  # on the mean; a worker's try needs about as long to be found lost
+_FAULTS_A_KILL = 20 / 12  # as in the plan's deck
 _MESSAGES_A_SECOND = 15.0  # what two cores process beside the faults
 _MOST_SEED = 10**9
 
@@ -41,7 +42,7 @@ class Options:
         return cls(
             seed=_number(environment, "SEED", secrets.randbelow(_MOST_SEED), least=0),
             messages=_number(environment, "MESSAGES", 2_000, least=1),
-            kills=_number(environment, "KILLS", 40, least=0),
+            kills=_number(environment, "KILLS", 25, least=0),
             folder=Path(environment.get("DATA") or ".data").expanduser().absolute() / "chaos",
             summary=Path(summary).expanduser().absolute() if summary else None,
         )
@@ -49,7 +50,7 @@ class Options:
     @property
     def seconds(self) -> float:
         """How long traffic and faults go on."""
-        return max(self.kills * _SECONDS_A_FAULT, self.messages / _MESSAGES_A_SECOND)
+        return max(self.kills * _FAULTS_A_KILL * _SECONDS_A_FAULT, self.messages / _MESSAGES_A_SECOND)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int, least: int) -> int:

@@ -13,10 +13,12 @@ WORKERS = ("worker 1", "worker 2", "worker 3")
 TEMPORAL, POSTGRES = "Temporal", "Postgres"
 KILL, STOP, LOCK, CROWD = "kill -9", "SIGSTOP", "lock", "crowd"
 
+Kind = tuple[str, str, float, float]  # what, to whom, and for how many seconds: at least, at most
+
 _SETTLES = 2.0  # seconds of traffic before the first fault
 # In every twenty faults. A stop lasts less than a heartbeat time-out (5 s) or a statement's (10 s), or more; a worker's
 # rarely more than a whole try may take (30 s).
-_DECK: tuple[tuple[str, str, float, float], ...] = (
+_DECK: tuple[Kind, ...] = (
     *[(KILL, "worker", 0.1, 3.0)] * 4,
     *[(KILL, "ingest", 0.1, 3.0)] * 3,
     *[(KILL, POSTGRES, 0.1, 3.0)] * 3,
@@ -29,7 +31,7 @@ _DECK: tuple[tuple[str, str, float, float], ...] = (
     (LOCK, POSTGRES, 2.0, 6.0),
     (CROWD, POSTGRES, 2.0, 5.0),
 )
-_RARE: tuple[tuple[str, str, float, float], ...] = (
+_RARE: tuple[Kind, ...] = (
     (STOP, "worker", 32.0, 36.0),
     (STOP, POSTGRES, 11.0, 14.0),
     (STOP, "ingest", 22.0, 26.0),
@@ -50,19 +52,25 @@ class Fault:
 
 
 def draw_faults(options: Options) -> list[Fault]:
-    """Draw the faults of a run, by time: the same for the same seed, messages and kills."""
+    """Draw the faults of a run, by time, so many ``kill -9`` among them: the same for the same options."""
     dice = random.Random(f"faults {options.seed}")
-    times = sorted(dice.uniform(_SETTLES, max(_SETTLES, options.seconds)) for _ in range(options.kills))
-    kinds = _kinds(dice)
+    kinds = _until(options.kills, _kinds(dice))
+    times = sorted(dice.uniform(_SETTLES, max(_SETTLES, options.seconds)) for _ in kinds)
     faults = []
-    for at in times:
-        what, kind, least, most = next(kinds)
+    for at, (what, kind, least, most) in zip(times, kinds, strict=True):
         whom = dice.choice({"worker": WORKERS, "ingest": INGESTS}.get(kind, (kind,)))
         faults.append(Fault(at, what, whom, dice.uniform(least, most)))
     return faults
 
 
-def _kinds(dice: random.Random) -> Iterator[tuple[str, str, float, float]]:
+def _until(kills: int, kinds: Iterator[Kind]) -> list[Kind]:
+    found: list[Kind] = []
+    while sum(what == KILL for what, *_ in found) < kills:
+        found.append(next(kinds))
+    return found
+
+
+def _kinds(dice: random.Random) -> Iterator[Kind]:
     """Deal from shuffled decks, so that a run of twenty has seen every kind; each deck has one that is rare."""
     while True:
         deck = [*_DECK, dice.choice(_RARE)]
