@@ -24,7 +24,7 @@ from inbox.settings import ReportSettings, Settings
 from inbox.spans import span
 from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database
-from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, LOCK_MESSAGE_OF, Sending
+from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, LOCK_MESSAGE_OF, READ_REPORT, Sending
 
 log = logging.getLogger(__name__)
 LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more,
@@ -50,15 +50,15 @@ class ReportActivities:
         self._due = due
 
     @activity.defn(name="send_report")
-    async def send(self, work: ReportInput) -> None:
+    async def send(self, work: ReportInput) -> str | None:
         """Call upstream once, and close the report as SENT if it was taken.
 
-        Raises ApplicationError, retryable, with the next call's delay: growing with the report's tries, or what
-        Retry-After asks for.
+        Returns the state of one that was closed before, None of others. Raises ApplicationError, retryable, with the
+        next call's delay: growing with the report's tries, or what Retry-After asks for.
         """
         with codes_only():
             async with heartbeats():
-                await self._send(work)
+                return await self._send(work)
 
     @activity.defn(name="give_up_report")
     async def give_up(self, work: ReportInput) -> None:
@@ -68,15 +68,17 @@ class ReportActivities:
             async with heartbeats():
                 await self._close(work, ReportState.GIVEN_UP)
 
-    async def _send(self, work: ReportInput) -> None:
+    async def _send(self, work: ReportInput) -> str | None:
         settings = self._reporting(work)
         sending = await self._database.locked(BEGIN_REPORT, {"id": work.report}, before=[LOCK_MESSAGE_OF])
-        if sending is None:  # closed before: sent by a run whose answer was lost, or withdrawn
-            return
+        if sending is None:  # closed before: by a run whose answer was lost, say, or withdrawn
+            found = await self._database.one(READ_REPORT, {"id": work.report})
+            return found.state if found else None
         response = await self._call(sending, settings)
         if response is None or not _is_success(response, settings):
             await self._delay(sending, response)
         await self._close(work, ReportState.SENT)
+        return None
 
     def _reporting(self, work: ReportInput) -> ReportSettings:
         source = self._settings.source(work.source)

@@ -101,3 +101,14 @@ CLOSE_REPORT = Statement(
     )
     SELECT id FROM closed""",
 )
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a report."""
+
+    state: str
+
+
+# What a report says of itself, read as it is now.
+READ_REPORT = Statement("read report", Told, "SELECT state FROM inbox.report WHERE id = %(id)s")

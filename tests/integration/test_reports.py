@@ -1,9 +1,13 @@
 """A report's life."""
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
+from activities.report import ReportActivities
 from inbox.burial import NotGivenUp, discard, redrive, send_again
 from inbox.message import Key
+from inbox.references import WAKE, ReportInput
+from inbox.states import ReportState
 from tests.support.stack import Stack, survey
 from tests.support.waiting import eventually
 
@@ -115,6 +119,55 @@ async def test_what_was_given_up_and_is_sent_again_is_given_up_again(stack: Stac
         lambda found: found[0]["state"] == "GIVEN_UP" and found[0]["tries"] > before["tries"],
     )
     assert (await stack.row(name))["report_state"] == "GIVEN_UP"
+
+
+async def test_what_is_sent_again_before_its_execution_has_ended_is_sent_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the worker died once it was given up, and the next comes after the operator; not at ``dispatch.again``."""
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": 5})
+    await stack.hospital.control(reports=[500] * 50)
+    message = survey(formCd="P-UNKNOWN")
+    key = Key("", "hospital", message["srvyDrawupNo"])
+    close = ReportActivities._close
+
+    async def closed(self: ReportActivities, work: ReportInput, state: ReportState) -> None:
+        await close(self, work, state)
+        if state is ReportState.GIVEN_UP:
+            await stack.hospital.control(reports=[])
+            await send_again(stack.database, key)
+            await eventually(lambda: stack.reports(key.id), lambda found: found[0]["dispatched_at"] is not None)
+
+    monkeypatch.setattr(ReportActivities, "_close", closed)
+    await stack.start()
+    await stack.legacy(message)
+    await stack.reported(key.id)
+    (report,) = await stack.reports(key.id)
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    ended = await eventually(handle.describe, lambda found: found.close_time is not None)
+    assert ended.status == WorkflowExecutionStatus.COMPLETED
+
+
+async def test_a_wake_alone_makes_nothing_of_what_was_given_up(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": 2})
+    await stack.hospital.control(reports=[500] * 50)
+    message = survey(formCd="P-UNKNOWN")
+    close = ReportActivities._close
+
+    async def closed(self: ReportActivities, work: ReportInput, state: ReportState) -> None:
+        await close(self, work, state)
+        (report,) = await stack.reports(message["srvyDrawupNo"])
+        await stack.temporal.get_workflow_handle(report["workflow_id"]).signal(WAKE, 1)
+
+    monkeypatch.setattr(ReportActivities, "_close", closed)
+    await stack.start()
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], "GIVEN_UP")
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    handle = stack.temporal.get_workflow_handle(report["workflow_id"])
+    ended = await eventually(handle.describe, lambda found: found.close_time is not None)
+    assert ended.status == WorkflowExecutionStatus.FAILED
+    assert (await stack.reports(message["srvyDrawupNo"]))[0]["tries"] == report["tries"]
 
 
 async def test_a_redrive_has_the_last_word(stack: Stack) -> None:

@@ -126,6 +126,7 @@ RUN_BY = {
     "redrive": "worker operator",
     "send again": "operator",
     "begin report": "worker",
+    "read report": "worker",
     "delay report": "worker",
     "close report": "worker",
     **{f"find due sources of {what}": DISPATCHING for what in ("message", "report")},

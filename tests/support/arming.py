@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -119,13 +118,6 @@ def at_commit(owner: str, *, after: bool) -> None:
     Database.locked, Database.transaction, psycopg.AsyncTransaction.__aexit__ = patched, opened, left
 
 
-class Hasty(Worker):
-    """A worker whose workflows go to another as soon after its death as the tests' other time-outs are short."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, sticky_queue_schedule_to_start_timeout=timedelta(seconds=1), **kwargs)
-
-
 def _name_of(activity: Any) -> str:
     return str(activity.__temporal_activity_definition.name)
 
@@ -144,7 +136,7 @@ def at_completion(name: str, *, after: bool) -> None:
 
         return patched
 
-    class Marking(Hasty):
+    class Marking(Worker):
         def __init__(self, *args: Any, activities: list[Any], **kwargs: Any) -> None:
             marked = [wrapped(a) if _name_of(a) == name else a for a in activities]
             super().__init__(*args, activities=marked, **kwargs)
@@ -181,7 +173,6 @@ def at_start(workflow: str, *, after: bool) -> None:
 
 def arm(point: str) -> None:
     """Patch this process so that it dies at ``point``."""
-    worker.Worker = Hasty
     when, _, name = point.partition(":")
     what, _, rest = name.partition(" ")
     after = when in ("after", "committed")

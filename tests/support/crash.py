@@ -15,8 +15,7 @@ from tests.support.processes import answering, died, environment, process
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
-# As the product's, only shorter: a lost worker is noticed after the heartbeat, a lost start after the lease, and what
-# has no heartbeat (a report's call, a burial) when its time is over.
+# As the product's, only shorter: a lost worker is noticed after the heartbeat, a lost start after the lease.
 TIMEOUTS = {
     "lock": 0.5,
     "heartbeat": 1.5,

@@ -40,7 +40,7 @@ async def fails_first(crash: Crash) -> None:
 async def exhausts(crash: Crash) -> None:
     await crash.configure(tries=1)
     await crash.send(crash.made())
-    await crash.killed("worker", "after:claim")
+    await crash.killed("worker", f"committed:{REGISTER}._claim")
     await crash.killed("worker")
 
 
@@ -190,7 +190,7 @@ WORKERS = (
         (
             *both("decide by arrival", "claim", "complete", "begin report", "close report", "report call"),
             *both("activity register", "activity send_report"),
-            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle", f"{REPORT}.send", f"{REPORT}._close"),
+            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle", f"{REPORT}._send", f"{REPORT}._close"),
         ),
         completes,
     ),
