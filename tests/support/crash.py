@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.processes import answering, died, environment, process
+from tests.support.forked import died, forked
+from tests.support.processes import answering, environment
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 
@@ -38,6 +39,10 @@ class Crash:
     point: str
     real: bool = False
 
+    @property
+    def _log(self) -> Path:
+        return self.folder / "processes.log"
+
     async def configure(self, sections: dict[str, Any] | None = None, **hospital: Any) -> None:
         """Set the settings, for this process and those that follow."""
         self.stack.configure({"timeouts": TIMEOUTS} | (sections or {}), **hospital)
@@ -60,7 +65,7 @@ class Crash:
         settings = environment(self.stack, self.folder, **more)
         url = f"http://{settings['INBOX_LISTEN']}"
         async with (
-            process(settings, command, point or self.point) as running,
+            forked(settings, command, point or self.point, log=self._log) as running,
             httpx.AsyncClient(trust_env=False, base_url=url) as http,
         ):
             yield http
@@ -95,7 +100,7 @@ class Crash:
         """Let somebody else go on."""
         async with AsyncExitStack() as running:
             if self.real:
-                await running.enter_async_context(process(environment(self.stack, self.folder), "worker"))
+                await running.enter_async_context(forked(environment(self.stack, self.folder), "worker", log=self._log))
             else:
                 await running.enter_async_context(self.stack.dispatching())
                 await running.enter_async_context(self.stack.working())

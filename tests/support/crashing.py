@@ -112,9 +112,15 @@ POINTS = {
     "patient": be_patient,
 }
 
-if __name__ == "__main__":
-    if ":" in sys.argv[1]:
-        arm(sys.argv[1])
+
+def run(point: str, command: list[str]) -> None:
+    """Run the command in this process, which then ends."""
+    if ":" in point:
+        arm(point)
     else:
-        POINTS[sys.argv[1]]()
-    main(sys.argv[2:])
+        POINTS[point]()
+    main(command)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], sys.argv[2:])
