@@ -191,14 +191,15 @@ async def passed(database: Database, settings: Settings, key: Key) -> int | None
     return record.last if record.sequence <= record.last else None
 
 
-async def redrive(database: Database, key: Key) -> None:
-    """Send a DEAD message through again: a new generation, due at once.
+async def redrive(database: Database, key: Key) -> Key:
+    """Send a DEAD message through again: a new generation, due at once. Return its key, with the edition it found.
 
     Whoever runs a dispatcher starts it within a tick. Raises NotFound, NotDead, StoreUnavailable.
     """
     record = await find(database, key)
     if await database.locked(REDRIVE, {"id": record.id}, before=[LOCK_SUBJECT, LOCK_MESSAGE]) is None:
         raise NotDead(f"{key} is {(await find(database, key)).status}")
+    return Key(record.tenant, record.source, record.message_id, record.edition)
 
 
 async def send_again(database: Database, key: Key) -> None:
