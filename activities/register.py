@@ -35,7 +35,8 @@ from inbox.references import (
     RegisterResult,
     Tried,
 )
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.spans import span
 from inbox.states import CLOSED, OBSOLETE, OwnCode, Status
 from inbox.store.engine import Database, Statement, driver, one, rows

@@ -12,7 +12,8 @@ import psycopg
 from inbox.errors import InboxError, StoreUnavailable
 from inbox.message import Key
 from inbox.references import BuryInput
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.states import CLOSED, OwnCode
 from inbox.store.engine import Database, Statement, driver, one, rows
 from inbox.store.order import (

@@ -8,7 +8,8 @@ from typing import Any
 from inbox.ingest.legacy import JSON, REQUIRED
 from inbox.message import LIMITS, MAX_SEQUENCE
 from inbox.payload import STRUCTURED
-from inbox.settings import LegacySettings, Settings
+from inbox.settings import Settings
+from inbox.sources import LegacySettings
 from inbox.states import Status
 
 PROBLEM = "application/problem+json"

@@ -20,7 +20,8 @@ from inbox.errors import StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
 from inbox.references import BuryInput, RegisterInput
-from inbox.settings import Settings, Sources
+from inbox.settings import Settings
+from inbox.sources import Sources
 from inbox.states import OBSOLETE
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT

@@ -8,7 +8,7 @@ import httpx
 
 from deploy.dev.ports import choose
 from inbox.message import Key
-from inbox.settings import token_hash
+from inbox.sources import token_hash
 from inbox.store.migrate import newest_revision
 from tests.support.stack import TOKENS, Stack, event, survey
 

@@ -190,7 +190,7 @@ WORKERS = (
         (
             *both("decide by arrival", "claim", "complete", "begin report", "close report", "report call"),
             *both("activity register", "activity send_report"),
-            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle", f"{REPORT}.send", f"{REPORT}._close"),
+            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle", f"{REPORT}._send", f"{REPORT}._close"),
         ),
         completes,
     ),
