@@ -116,7 +116,7 @@ class Turn:
     async def fail(self, claimed: Any, *, final: bool = False) -> bool:
         verdict = Verdict("NO", "no", "no", non_retryable=final)
         try:
-            await ActivityEnvironment().run(self.inbox.tries._fail, claimed, verdict, self.its)
+            await ActivityEnvironment().run(self.inbox.tries._endings.fail, claimed, verdict, self.its)
         except StaleTry:
             return False
         except ApplicationError:
