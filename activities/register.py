@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 from zoneinfo import ZoneInfo
@@ -13,48 +12,39 @@ from zoneinfo import ZoneInfo
 from psycopg.types.json import Jsonb
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
-from temporalio.service import RPCError
+from temporalio.exceptions import ApplicationError
 
+from activities.endings import Endings, fence
 from activities.failures import codes_only
 from activities.heartbeats import heartbeats
 from inbox.burial import bury_for_gap
-from inbox.errors import InboxError, PayloadGone, StaleTry, StoreUnavailable, TransactionEnded, fault_of, place_of
+from inbox.errors import InboxError, PayloadGone, StaleTry, TransactionEnded, fault_of, place_of
 from inbox.handler import Handler, Message, Outcome, timeout_of
 from inbox.logs import LimitedLog
 from inbox.payload import read_payload
 from inbox.references import (
-    GONE,
     HELD,
     LONGER,
-    MOST_COUNTED,
     OVERTAKEN,
-    TRIED,
     BuryInput,
     RegisterInput,
     RegisterResult,
-    Tried,
 )
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.spans import span
-from inbox.states import CLOSED, OBSOLETE, OwnCode, Status
-from inbox.store.engine import Database, Statement, driver, one, rows
+from inbox.states import OBSOLETE, OwnCode, Status
+from inbox.store.engine import Database, driver, one, rows
 from inbox.store.order import DECIDE, LOCK_SUBJECT, RELEASE
-from inbox.store.reads import COUNT_BEHIND
 from inbox.store.statements import (
-    BURY,
     CLAIM,
     COMPLETE,
-    FAIL,
-    LOCK_MESSAGE,
-    READ_STANDING,
     SET_ASIDE,
     TAKE_FENCE,
     Claimed,
-    Ended,
 )
 from inbox.timeouts import Timeouts
-from inbox.verdict import Verdict, hint_for, judge, kept_in
+from inbox.verdict import judge, kept_in
 
 log = logging.getLogger(__name__)
 limited = LimitedLog(log)
@@ -77,6 +67,7 @@ class RegisterActivity:
         self._settings = settings
         self._worker = worker
         self._nudge = nudge
+        self._endings = Endings(database, handlers, settings, nudge)
 
     @activity.defn(name="register")
     async def register(self, work: RegisterInput) -> RegisterResult:
@@ -101,7 +92,7 @@ class RegisterActivity:
         try:
             return await self._claim_and_try(work, handler, source, timeouts)
         except StaleTry:
-            return await self._closed(work, source)
+            return await self._endings.closed(work, source)
 
     async def _claim_and_try(
         self, work: RegisterInput, handler: Handler[Any, Any], source: SourceSettings, timeouts: Timeouts
@@ -111,13 +102,13 @@ class RegisterActivity:
             case Claimed(answer="CLAIMED"):
                 return await self._try(claimed, handler, source, timeouts)
             case Claimed(answer="EXHAUSTED"):
-                return await self._exhausted(claimed, source)
+                return await self._endings.exhausted(claimed, source)
             case Claimed(answer="OVERTAKEN"):
                 return RegisterResult(OVERTAKEN)
             case Claimed(answer="HELD"):
                 return await self._held(claimed, work, source)
             case _:  # closed, or a later attempt holds it
-                return await self._closed(work, source)
+                return await self._endings.closed(work, source)
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
         """Leave a message to a worker that serves it: no try is spent, and nobody else is held up."""
@@ -172,7 +163,7 @@ class RegisterActivity:
             if not isinstance(error, InboxError):
                 place = place_of(error, type(handler).__module__.partition(".")[0])
                 limited.warning(place, "a try of %s failed: %s at %s", claimed.type, fault_of(error), place)
-            return await self._fail(claimed, judge(error, handler, phrase, source.codes), source)
+            await self._endings.fail(claimed, judge(error, handler, phrase, source.codes), source)
         self._nudge()  # for a report that is owed now, or the next of the subject
         return RegisterResult(Status.COMPLETED)
 
@@ -193,8 +184,8 @@ class RegisterActivity:
                 connection = await driver(tx)
                 ordered = source.ordered and claimed.subject is not None
                 if ordered:  # the lock order: subject, message row, handler's rows
-                    await one(connection, LOCK_SUBJECT, _fence(claimed))
-                held = await one(connection, TAKE_FENCE, _fence(claimed))
+                    await one(connection, LOCK_SUBJECT, fence(claimed))
+                held = await one(connection, TAKE_FENCE, fence(claimed))
                 if held is None:
                     raise StaleTry
                 outcome = await write(tx)
@@ -209,96 +200,10 @@ class RegisterActivity:
                     "reports": source.report is not None,
                 }
                 # Nobody overtakes a locked row: it was ended behind SQLAlchemy's back (COMMIT as text).
-                if await one(connection, COMPLETE, _fence(claimed) | ending) is None:
+                if await one(connection, COMPLETE, fence(claimed) | ending) is None:
                     raise TransactionEnded
                 if ordered:
-                    await rows(connection, RELEASE[source.order], _fence(claimed))
-
-    async def _fail(self, claimed: Claimed, verdict: Verdict, source: SourceSettings) -> NoReturn:
-        """Record the failure in a transaction of its own, and raise what makes Temporal do the rest."""
-        delay = source.retry_after(claimed.tries - claimed.tries_before) * random.uniform(1.0, 1.1)
-        record = {
-            "code": verdict.code,
-            "reason": verdict.reason,
-            "told": verdict.told,
-            "error_class": verdict.error_class,
-            "non_retryable": verdict.non_retryable,
-            "delay": delay,
-            "began_at": claimed.began_at,
-            "reports": source.report is not None,
-            "park": source.parks,
-        }
-        try:
-            ended = await self._end(FAIL, _fence(claimed) | record, source)
-        except StoreUnavailable as error:
-            # Recorded or lost, the try is over, and the next one is due after the source's interval all the same.
-            raise ApplicationError(
-                str(fault_of(error)), type="StoreUnavailable", next_retry_delay=timedelta(seconds=delay)
-            ) from None
-        if ended is None:  # overtaken; or the bundle's commit, whose answer was lost, had taken effect
-            raise StaleTry
-        number = ended.tries - ended.tries_before
-        text = f"try {number} of {ended.max_tries}"
-        waiting = 0
-        if claimed.subject is not None and (source.parks if ended.status == Status.DEAD else source.ordered):
-            waiting = await self._waiting(claimed.id, source)
-        if ended.status == Status.DEAD:
-            _raise_dead(text, verdict.code, self._hint(verdict.code, claimed), waiting)
-        hint = self._hint(verdict.code, claimed)
-        await self._tell(Tried(number, ended.max_tries, verdict.code, hint, delay, waiting))
-        raise ApplicationError(
-            text,
-            type=verdict.code,
-            next_retry_delay=timedelta(seconds=delay),
-            category=ApplicationErrorCategory.BENIGN,
-        ) from None
-
-    async def _end(self, statement: Statement[Ended], params: dict[str, Any], source: SourceSettings) -> Ended | None:
-        """End a try without a bundle, and let the subject's next go."""
-        locks = [LOCK_SUBJECT, LOCK_MESSAGE] if source.ordered else [LOCK_MESSAGE]
-        after = [RELEASE[source.order]] if source.ordered else []
-        ended = await self._database.locked(statement, params, before=locks, after=after)
-        self._nudge()
-        return ended
-
-    async def _waiting(self, message: int, source: SourceSettings) -> int:
-        """Count who waits behind a message, for operators; while Postgres is away they see less."""
-        if not source.ordered:
-            return 0
-        asked = {"id": message, "most": MOST_COUNTED}
-        with suppress(StoreUnavailable):
-            found = await self._database.one(COUNT_BEHIND[source.order], asked)
-            return found.rows if found else 0
-        return 0
-
-    async def _tell(self, tried: Tried) -> None:
-        """Tell the workflow of a failed try, for the operators who look at it; if it cannot be told, they see less."""
-        info = activity.info()
-        handle = activity.client().get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
-        with suppress(RPCError, RuntimeError):
-            await handle.signal(TRIED, tried, rpc_timeout=timedelta(seconds=self._settings.declared.timeouts.rpc))
-
-    async def _exhausted(self, claimed: Claimed, source: SourceSettings) -> RegisterResult:
-        """Bury a row that reached its limit without a verdict: its last try was lost, or the limit lowered."""
-        lost = claimed.status == Status.PROCESSING or claimed.last_code is None
-        code = OwnCode.TRY_LOST if lost else claimed.last_code
-        reason = "no answer from its last worker" if lost else claimed.last_reason
-        own = code in set(OwnCode)
-        burial = {
-            "id": claimed.id,
-            "generation": claimed.generation,
-            "tries": claimed.tries,
-            "code": code,
-            "reason": reason,
-            "told": self._settings.system_phrase(claimed.source) if own else reason,
-            "reports": source.report is not None,
-            "park": source.parks,
-        }
-        if await self._end(BURY, burial, source) is None:
-            raise StaleTry
-        parked = source.parks and claimed.subject is not None
-        waiting = await self._waiting(claimed.id, source) if parked else 0
-        _raise_dead("no tries left", code, self._hint(code, claimed), waiting)
+                    await rows(connection, RELEASE[source.order], fence(claimed))
 
     async def _held(self, claimed: Claimed, work: RegisterInput, source: SourceSettings) -> RegisterResult:
         """Leave a held row to what releases it, unless it is held by a gap whose time is over."""
@@ -306,34 +211,7 @@ class RegisterActivity:
         if not await bury_for_gap(self._database, self._settings, gap):
             return RegisterResult(HELD)
         self._nudge()
-        return await self._closed(work, source)
-
-    async def _closed(self, work: RegisterInput, source: SourceSettings) -> RegisterResult:
-        """Return how the row was closed. Raises ApplicationError, retryable, where another try holds it."""
-        row = await self._database.one(READ_STANDING, {"id": work.message})
-        if row is None:
-            return RegisterResult(GONE)
-        if row.status in CLOSED:
-            waiting = await self._waiting(work.message, source) if row.parked else 0
-            return RegisterResult(row.status, row.last_code, self._hint(row.last_code, work), waiting)
-        raise ApplicationError("another try holds the row", type="SUPERSEDED", category=ApplicationErrorCategory.BENIGN)
-
-    def _hint(self, code: str | None, message: Claimed | RegisterInput) -> str | None:
-        own = [handler for kind, handler in self._handlers.items() if kind == message.type]
-        return hint_for(code, own, self._settings.codes(message.source))
-
-
-def _raise_dead(text: str, code: str | None, hint: str | None, waiting: int) -> NoReturn:
-    raise ApplicationError(
-        text,
-        Status.DEAD.value,
-        code,
-        hint,
-        waiting,
-        type=code,
-        non_retryable=True,
-        category=ApplicationErrorCategory.BENIGN,
-    ) from None
+        return await self._endings.closed(work, source)
 
 
 def _is_too_short(timeouts: Timeouts) -> bool:
@@ -344,10 +222,6 @@ def _is_too_short(timeouts: Timeouts) -> bool:
 
 async def _nothing(_: AsyncConnection) -> Outcome:
     return Outcome()
-
-
-def _fence(claimed: Claimed) -> dict[str, Any]:
-    return {"id": claimed.id, "generation": claimed.generation, "tries": claimed.tries}
 
 
 def _message(claimed: Claimed, handler: Handler[Any, Any], source: SourceSettings) -> Message[Any]:

@@ -20,7 +20,8 @@ from activities.heartbeats import heartbeats
 from inbox.errors import NotServed, fault_of
 from inbox.handler import Handler, Report, reporter_of
 from inbox.references import ReportInput
-from inbox.settings import ReportSettings, Settings
+from inbox.settings import Settings
+from inbox.sources import ReportSettings
 from inbox.spans import span
 from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database

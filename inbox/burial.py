@@ -12,7 +12,8 @@ import psycopg
 from inbox.errors import InboxError, StoreUnavailable
 from inbox.message import Key
 from inbox.references import BuryInput
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.states import CLOSED, OwnCode
 from inbox.store.engine import Database, Statement, driver, one, rows
 from inbox.store.order import (
@@ -191,14 +192,15 @@ async def passed(database: Database, settings: Settings, key: Key) -> int | None
     return record.last if record.sequence <= record.last else None
 
 
-async def redrive(database: Database, key: Key) -> None:
-    """Send a DEAD message through again: a new generation, due at once.
+async def redrive(database: Database, key: Key) -> Key:
+    """Send a DEAD message through again: a new generation, due at once. Return its key, with the edition it found.
 
     Whoever runs a dispatcher starts it within a tick. Raises NotFound, NotDead, StoreUnavailable.
     """
     record = await find(database, key)
     if await database.locked(REDRIVE, {"id": record.id}, before=[LOCK_SUBJECT, LOCK_MESSAGE]) is None:
         raise NotDead(f"{key} is {(await find(database, key)).status}")
+    return Key(record.tenant, record.source, record.message_id, record.edition)
 
 
 async def send_again(database: Database, key: Key) -> None:

@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from inbox.errors import SettingsError
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
@@ -36,6 +38,17 @@ def dotted(place: Place) -> str:
         str(part) if isinstance(part, int) or BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False)
         for part in place
     )
+
+
+def first_fault(error: ValidationError) -> tuple[Place, str]:
+    """Return where the first fault is and what it is, without the value (it may be a secret)."""
+    faults = error.errors(include_input=False, include_url=False)
+    # A misspelt setting is both unknown and missing, and the first says more.
+    fault = next((found for found in faults if found["type"] == "extra_forbidden"), faults[0])
+    cause = fault.get("ctx", {}).get("error")
+    place: Sequence[str | int] = [*fault["loc"], *(cause.place if isinstance(cause, Misplaced) else ())]
+    unknown = fault["type"] == "extra_forbidden"
+    return place, "unknown setting" if unknown else fault["msg"].removeprefix("Value error, ")
 
 
 @dataclass(frozen=True)

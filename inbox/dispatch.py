@@ -34,7 +34,8 @@ from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
 from inbox.process import raise_lost_cancel
 from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
-from inbox.settings import GIVE_UP_AFTER, Settings
+from inbox.settings import Settings
+from inbox.sources import GIVE_UP_AFTER
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT

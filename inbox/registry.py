@@ -17,10 +17,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from inbox.cache import HandlerLookups
+from inbox.configfile import first_fault
 from inbox.errors import SettingsError, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
 from inbox.message import RESEND
-from inbox.settings import Settings, first_fault
+from inbox.settings import Settings
 from inbox.shared_cache import SharedCache
 from inbox.timeouts import LONGEST
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from inbox.errors import BusinessError, InvalidPayload, PayloadGone, fault_of
 from inbox.handler import Handler, codes_of, non_retryable_of
-from inbox.settings import CodeSettings
+from inbox.sources import CodeSettings
 from inbox.states import OwnCode
 
 LONGEST = 2000  # characters

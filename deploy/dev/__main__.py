@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _work(stack: Stack, options: Options, signals: Signals, screen: Screen, *, sample: bool) -> int:
     screen.line(f"temporal-inbox, local stack; data: {options.data}")
     stack.start()
-    screen.line(f"Tries are {RETRY_INTERVAL} s apart in this local stack (60 s by default elsewhere).")
+    whose = " for its own sources" if options.more else ""
+    screen.line(f"Tries are {RETRY_INTERVAL} s apart in this local stack{whose} (60 s by default elsewhere).")
     code = _sample(stack, options, signals, screen) if sample else 0
     screen.addresses(stack.addresses(), stack.tokens)
     if sample and options.once:

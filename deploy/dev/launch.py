@@ -55,7 +55,9 @@ def leave(code: int) -> NoReturn:
 
 
 def _forget(options: Options) -> None:
-    """Remove what an earlier stack told, and find out now whether this one will be able to tell it."""
+    """Remove what an earlier stack told, and find out now whether this one can tell it, and read what it is given."""
+    if options.more and not options.more.is_file():
+        raise StackError(f"MORE: there is no file {options.more}")
     for path in filter(None, (options.ready, options.summary)):
         write(path, "")
         path.unlink()

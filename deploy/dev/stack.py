@@ -21,7 +21,7 @@ from deploy.dev.settings import OPERATOR, SOURCES, Options, base_environment, re
 from deploy.dev.signals import Signals
 from deploy.dev.supervisor import Supervisor
 from deploy.dev.temporal import Temporal
-from inbox.settings import Sources
+from inbox.sources import Sources
 
 _AWAY = 3  # exit code: a service of the caller's does not answer
 _AWAY_LIMIT = 10.0  # seconds that it gets

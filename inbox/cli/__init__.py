@@ -151,8 +151,8 @@ def redrive(keys: Annotated[list[str], typer.Argument(help="source/id …, parts
             last = await passed(database, settings, Key.parse(key))
             if last is not None:
                 _say(f"{key}: number {last} of its subject was applied already, so this will be obsolete, unapplied")
-            await send_through(database, Key.parse(key))
-            typer.echo(f"{key}: due again{'' if last is None else ', to be obsolete'}")
+            sent = await send_through(database, Key.parse(key))
+            typer.echo(f"{sent}: due again{'' if last is None else ', to be obsolete'}")
 
     _operate(work, settings)
 

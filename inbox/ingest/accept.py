@@ -15,7 +15,8 @@ from inbox.handler import Handler
 from inbox.ingest.direct import Direct
 from inbox.message import LIMITS, MAX_SEQUENCE, Key, check_text, workflow_id
 from inbox.order import make_place
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.store.editions import LOCK_DEAD_SUBJECT, LOCK_KEY, LOCK_NEWEST, REDELIVER
 from inbox.store.engine import Database
 from inbox.store.statements import ACCEPT, Accepted

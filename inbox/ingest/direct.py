@@ -21,7 +21,8 @@ from inbox.logs import LimitedLog
 from inbox.message import RESEND
 from inbox.order import make_place
 from inbox.payload import read_payload
-from inbox.settings import Settings, SourceSettings
+from inbox.settings import Settings
+from inbox.sources import SourceSettings
 from inbox.spans import span
 from inbox.states import OBSOLETE, OwnCode, Status
 from inbox.store.direct import FINISH, LOCK_PLACE, LOOK, PUT, Place

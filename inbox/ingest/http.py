@@ -24,7 +24,8 @@ from inbox.errors import (
     UnknownType,
     Unreadable,
 )
-from inbox.settings import Settings, token_hash
+from inbox.settings import Settings
+from inbox.sources import token_hash
 from inbox.spans import span
 
 log = logging.getLogger(__name__)

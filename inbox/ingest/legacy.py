@@ -23,7 +23,8 @@ from inbox.ingest.http import (
 from inbox.ingest.view import accepted_view, success
 from inbox.message import check_text
 from inbox.metrics import Delivery, IntakeMetrics
-from inbox.settings import LegacySettings, Settings
+from inbox.settings import Settings
+from inbox.sources import LegacySettings
 from inbox.store.statements import Accepted
 
 JSON = "application/json"

@@ -8,7 +8,8 @@ from typing import Any
 from inbox.ingest.legacy import JSON, REQUIRED
 from inbox.message import LIMITS, MAX_SEQUENCE
 from inbox.payload import STRUCTURED
-from inbox.settings import LegacySettings, Settings
+from inbox.settings import Settings
+from inbox.sources import LegacySettings
 from inbox.states import Status
 
 PROBLEM = "application/problem+json"
@@ -124,8 +125,12 @@ def _schemas() -> Json:
         reason={"type": ["string", "null"], "description": "once it is DEAD"},
     )
     record = _object(
-        ("tenant", "source", "id", "edition", "type", "status", "tries", "maxTries", "duplicates", "workflowId"),
+        (
+            *("tenant", "source", "id", "edition", "type", "status", "generation", "tries", "maxTries"),
+            *("duplicates", "workflowId"),
+        ),
         status=state,
+        generation={"type": "integer", "minimum": 1, "description": "one more with every redrive; tries are its own"},
         heldSince={"type": ["string", "null"], "format": "date-time"},
         heldBehind={"type": ["string", "null"], "description": "the key of the message that it waits for"},
         missingNumber={"type": ["integer", "null"], "description": "the sequence number that it waits for"},

@@ -75,6 +75,7 @@ def record_view(record: Record, phrase: str | None = None, *, missing: int | Non
         "edition": record.edition,
         "type": record.type,
         "status": record.status,
+        "generation": record.generation,
         "tries": record.tries - record.tries_before,
         "maxTries": record.max_tries,
         "lastCode": record.last_code,

@@ -99,6 +99,13 @@ def test_a_message_over_the_old_door_gets_its_bundle(client: Client) -> None:
     client.all_completed([client.send(survey())])
 
 
+def test_settings_that_are_not_there_are_refused_before_anything_starts(folder: Path) -> None:
+    missing = folder / "missing.toml"
+    with Launcher(folder, MORE=str(missing)) as launcher:
+        assert launcher.ended() == 1
+        assert launcher.said.splitlines() == [f"MORE: there is no file {missing}"]
+
+
 def test_a_second_stack_on_the_same_data_is_refused_in_one_line(stack: Launcher, client: Client, folder: Path) -> None:
     before = stack.ready
     with Launcher(folder, data=stack.data) as second:

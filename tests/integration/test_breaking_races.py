@@ -71,7 +71,7 @@ class Life:
     async def fail(self) -> None:
         verdict = Verdict("NOPE", "no", "no", non_retryable=True)
         with suppress(ApplicationError, StaleTry):
-            await self.tries._fail(await self._claimed(), verdict, self.source)
+            await self.tries._endings.fail(await self._claimed(), verdict, self.source)
 
     async def complete(self) -> None:
         with suppress(StaleTry):

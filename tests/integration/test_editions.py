@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inbox.burial import redrive
 from inbox.message import Key
+from tests.integration.test_roles import command
+from tests.support.processes import environment
 from tests.support.stack import Stack, event, survey
 
 LATER = "UPDATE inbox.message SET delivered_at = delivered_at - interval '11 minutes' WHERE message_id = %s"
@@ -300,6 +303,22 @@ async def test_a_redrive_and_redeliveries_at_once_begin_one_generation(resending
         operators = 0 if isinstance(answers[0], Exception) else 1
         assert news + operators == 1
         assert row["duplicates"] == 4 - news
+
+
+async def test_the_command_names_the_edition_that_it_redrives(resending: Stack, tmp_path: Path) -> None:
+    await resending.open()
+    message = survey()
+    number = message["srvyDrawupNo"]
+    await resending.legacy(message)
+    await resending.sql(LATER, number)
+    await resending.legacy(message)
+    await resending.sql(
+        "UPDATE inbox.message SET status = 'DEAD', closed_at = now(), dead_at = now(), due_at = NULL, last_code = 'X'"
+        " WHERE message_id = %s AND edition = 2",
+        number,
+    )
+    said = await command(environment(resending, tmp_path), "redrive", f"hospital/{number}")
+    assert said == (0, f"hospital/{number}~2: due again\n")
 
 
 async def test_the_workflow_id_of_an_edition_of_a_private_or_long_id(resending: Stack) -> None:

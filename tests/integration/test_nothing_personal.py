@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from temporalio.api.enums.v1 import EventType
 
-from inbox.settings import token_hash
+from inbox.sources import token_hash
 from tests.support.otlp import receiver
 from tests.support.processes import answering, environment, free_port, process
 from tests.support.stack import TOKENS, Stack, event, survey

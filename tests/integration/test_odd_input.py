@@ -14,7 +14,8 @@ from inbox.errors import InboxError, SettingsError
 from inbox.handler import BusinessError, Message, Outcome
 from inbox.message import Key, workflow_id
 from inbox.registry import load_handlers
-from inbox.settings import Settings, Sources, load_settings
+from inbox.settings import Settings, load_settings
+from inbox.sources import Sources
 from tests.support.stack import TOKENS, Stack, event, survey
 from tests.support.waiting import eventually
 

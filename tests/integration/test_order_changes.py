@@ -9,7 +9,7 @@ import pytest
 
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.order import adopt, resume
-from inbox.settings import Sources
+from inbox.sources import Sources
 from tests.integration.test_order_races import Inbox, Row, Turn, inbox
 from tests.support.trying import Noting, Tries
 

@@ -20,7 +20,8 @@ from inbox.errors import StaleTry
 from inbox.ingest.accept import Acceptor, Incoming
 from inbox.message import Key
 from inbox.references import BuryInput, RegisterInput
-from inbox.settings import Settings, Sources
+from inbox.settings import Settings
+from inbox.sources import Sources
 from inbox.states import OBSOLETE
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
@@ -115,7 +116,7 @@ class Turn:
     async def fail(self, claimed: Any, *, final: bool = False) -> bool:
         verdict = Verdict("NO", "no", "no", non_retryable=final)
         try:
-            await ActivityEnvironment().run(self.inbox.tries._fail, claimed, verdict, self.its)
+            await ActivityEnvironment().run(self.inbox.tries._endings.fail, claimed, verdict, self.its)
         except StaleTry:
             return False
         except ApplicationError:

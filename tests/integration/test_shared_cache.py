@@ -21,8 +21,9 @@ from handlers.survey_send.clients import TIMEOUT
 from inbox.cache import HandlerLookups, LookupCache
 from inbox.errors import BusinessError, SettingsError
 from inbox.logs import LimitedLog
-from inbox.settings import Settings, Timeouts
+from inbox.settings import Settings
 from inbox.shared_cache import PATIENCE, PAUSE, Patience, SharedCache, open_shared_cache
+from inbox.timeouts import Timeouts
 from tests.support.looking import Service
 from tests.support.processes import ROOT, free_port
 from tests.support.valkey import Valkey

@@ -31,9 +31,11 @@ from deploy.dev.postgres import Postgres
 from deploy.dev.temporal import Temporal
 from inbox.checks import check_store
 from inbox.errors import SettingsError, StoreUnavailable
-from inbox.settings import Settings, Sources, Timeouts, load_settings
+from inbox.settings import Settings, load_settings
+from inbox.sources import Sources
 from inbox.store.migrate import migrate
 from inbox.temporal import SEARCH_ATTRIBUTES
+from inbox.timeouts import Timeouts
 from tests.support.processes import environment, process
 from tests.support.stack import Stack, event
 from tests.support.waiting import eventually

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.support.crash import LATE, UNKNOWN, Crash, Scenario
 from tests.support.waiting import eventually
 
+ENDINGS = "activities.endings.Endings"
 REGISTER = "activities.register.RegisterActivity"
 REPORT = "activities.report.ReportActivities"
 
@@ -195,8 +196,8 @@ WORKERS = (
         completes,
     ),
     Scenario("a message that dies, and is reported", both("fail"), dies),
-    Scenario("a try that fails, with one left", ends(f"{REGISTER}._end"), fails_first),
-    Scenario("a message whose last try was lost", (*both("bury"), *ends(f"{REGISTER}._end")), exhausts),
+    Scenario("a try that fails, with one left", ends(f"{ENDINGS}._end"), fails_first),
+    Scenario("a message whose last try was lost", (*both("bury"), *ends(f"{ENDINGS}._end")), exhausts),
     Scenario("a report that upstream refuses once", both("delay report"), delayed),
     Scenario("a report that is given up", (*both("activity give_up_report"), f"committed:{REPORT}._close"), given_up),
     Scenario("a worker that serves no such source", both("set aside"), not_served),

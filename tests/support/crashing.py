@@ -14,6 +14,7 @@ from typing import Any
 import activities.register
 import inbox.ingest.direct
 import inbox.shared_cache
+from activities.endings import Endings
 from activities.register import RegisterActivity
 from activities.report import ReportActivities
 from handlers.survey_send import SurveySendHandler
@@ -102,7 +103,7 @@ POINTS = {
     "claimed": lambda: after(RegisterActivity, "_claim"),
     "prepared": lambda: before(RegisterActivity, "_bundle"),
     "bundled": lambda: after(RegisterActivity, "_bundle"),
-    "failing": lambda: before(RegisterActivity, "_fail"),
+    "failing": lambda: before(Endings, "fail"),
     "sending": lambda: before(ReportActivities, "_call"),
     "sent": lambda: after(ReportActivities, "_call"),
     "stop claiming": lambda: around(RegisterActivity, "_claim", first=True),

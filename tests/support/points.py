@@ -23,7 +23,7 @@ import activities
 import inbox
 import inbox.store
 from inbox.dispatch import ROUTES
-from inbox.settings import LegacySettings
+from inbox.sources import LegacySettings
 from inbox.store.engine import Statement
 
 ROOT = Path(__file__).parents[2]

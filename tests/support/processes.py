@@ -16,7 +16,7 @@ import httpx
 import tomlkit
 
 from deploy.dev.ports import choose
-from inbox.settings import token_hash
+from inbox.sources import token_hash
 from tests.support.stack import TOKENS, Stack
 from tests.support.waiting import eventually
 

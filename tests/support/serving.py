@@ -24,7 +24,8 @@ from psycopg.rows import dict_row
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
 from inbox.ingest.serve import http_config
-from inbox.settings import Settings, Sources, token_hash
+from inbox.settings import Settings
+from inbox.sources import Sources, token_hash
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
 from tests.support.stack import TOKENS, declared

@@ -19,7 +19,8 @@ from inbox.handler import Handler
 from inbox.ingest.accept import Acceptor
 from inbox.ingest.app import build_app
 from inbox.registry import close_handlers, load_handlers
-from inbox.settings import Settings, Sources, token_hash
+from inbox.settings import Settings
+from inbox.sources import Sources, token_hash
 from inbox.store.engine import Database
 from inbox.store.migrate import newest_revision
 from tests.support.hospital import HospitalServer

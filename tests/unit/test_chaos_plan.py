@@ -11,7 +11,7 @@ import pytest
 from deploy.chaos.options import HOSPITAL, NUMBERED, SOURCES, Options, WrongOption, toml
 from deploy.chaos.plan import CROWD, INGESTS, KILL, LOCK, POSTGRES, STOP, TEMPORAL, WORKERS, draw_faults
 from deploy.chaos.traffic import draw
-from inbox.settings import Sources
+from inbox.sources import Sources
 
 
 def options(**environment: str) -> Options:

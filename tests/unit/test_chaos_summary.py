@@ -59,7 +59,7 @@ def test_the_exit_code_says_whether_there_is_proof(
 def test_the_file_has_counts_findings_and_recovery_by_kind(tmp_path: Path) -> None:
     tell(summary(tmp_path, findings=[WRONG]), Screen())
     told = json.loads((tmp_path / "summary.json").read_text())
-    assert (told["seed"], told["messages"], told["kills"], told["rules"]) == (7, 2000, 40, sorted(RULES))
+    assert (told["seed"], told["messages"], told["kills"], told["rules"]) == (7, 2000, 25, sorted(RULES))
     assert told["findings"] == [{"rule": "bundles", "key": "hospital/H-1", "text": WRONG.text}]
     counts = told["counts"]
     assert counts["accepted"] == counts["completed"] + counts["dead"] == 14

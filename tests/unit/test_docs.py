@@ -25,20 +25,14 @@ from inbox.ingest.http import REFUSALS
 from inbox.ingest.legacy import read_survey_send
 from inbox.ingest.openapi import PROBLEMS
 from inbox.payload import decode
-from inbox.settings import (
-    DispatchSettings,
-    LegacySettings,
-    ReportSettings,
-    Settings,
-    Sources,
-    SourceSettings,
-    Timeouts,
-)
+from inbox.settings import Settings
+from inbox.sources import DispatchSettings, LegacySettings, ReportSettings, Sources, SourceSettings
 from inbox.states import CLOSED, EDGES, REPORT_RESULT, OwnCode, ReportState
 from inbox.store import order
 from inbox.store.engine import Statement
 from inbox.store.statements import CLAIM
 from inbox.temporal import SEARCH_ATTRIBUTES
+from inbox.timeouts import Timeouts
 from inbox.verdict import HINTS
 from tests.integration.bad_input import CASES
 

@@ -9,16 +9,9 @@ from pydantic import BaseModel
 from handlers.http_bundle.client import HttpBundleSettings
 from handlers.survey_send.clients import SurveySendSettings
 from inbox.registry import load_handlers
-from inbox.settings import (
-    CodeSettings,
-    DispatchSettings,
-    LegacySettings,
-    ReportSettings,
-    Settings,
-    Sources,
-    SourceSettings,
-    Timeouts,
-)
+from inbox.settings import Settings
+from inbox.sources import CodeSettings, DispatchSettings, LegacySettings, ReportSettings, Sources, SourceSettings
+from inbox.timeouts import Timeouts
 
 HANDLER = "handler"  # names the class, and is no setting of its own
 TEXT = (Path(__file__).parents[2] / "deploy/inbox.example.toml").read_text()

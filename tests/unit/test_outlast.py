@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inbox.settings import SourceSettings
+from inbox.sources import SourceSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/operators.md").read_text(encoding="utf-8")
 HEAD = "| tries | interval | growth | cap | outlasts at least | after the return at most |"

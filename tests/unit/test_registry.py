@@ -13,7 +13,8 @@ from handlers.survey_send import SurveySendHandler
 from inbox.configfile import ConfigFile
 from inbox.errors import SettingsError
 from inbox.registry import GROUP, load_handlers
-from inbox.settings import Settings, Sources
+from inbox.settings import Settings
+from inbox.sources import Sources
 
 SECRET = "PLANTED-secret"
 URL = {"url": "http://hospital.test"}

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from inbox.errors import SettingsError
-from inbox.settings import Settings, SourceSettings, Timeouts, load_settings, token_hash
+from inbox.settings import Settings, load_settings
+from inbox.sources import SourceSettings, token_hash
+from inbox.timeouts import Timeouts
 
 SECRET = "PLANTED-secret"
 URL = f"postgresql://inbox:{SECRET}@127.0.0.1/inbox"

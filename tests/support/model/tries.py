@@ -90,7 +90,7 @@ class Work(Base):
             self.live.discard(row.id)
         if answer == "EXHAUSTED":
             with pytest.raises(ApplicationError):
-                self.run(self.environment.run(self.tries._exhausted, claimed, self.its))
+                self.run(self.environment.run(self.tries._endings.exhausted, claimed, self.its))
             self.model.die(row, row.code if row.code and row.status == "FAILED" else "TRY_LOST", park=True)
             self.model.release(row)
         elif answer == "HELD":
@@ -152,7 +152,7 @@ class Work(Base):
         row = self.current(claimed)
         verdict = Verdict("NEVER" if final else "NOT_YET", "no", "no", non_retryable=final)
         with pytest.raises(ApplicationError if row else StaleTry):
-            self.run(self.environment.run(self.tries._fail, claimed, verdict, self.its))
+            self.run(self.environment.run(self.tries._endings.fail, claimed, verdict, self.its))
         if row:
             row.lines += 1
             row.status, row.code, row.since = "FAILED", verdict.code, self.model.clock

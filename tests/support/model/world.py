@@ -21,7 +21,8 @@ from inbox.errors import BusinessError
 from inbox.handler import Message, Outcome
 from inbox.ingest.accept import Acceptor
 from inbox.order import adopt, resume
-from inbox.settings import Settings, Sources
+from inbox.settings import Settings
+from inbox.sources import Sources
 from inbox.store.engine import Database
 from tests.support.model.rows import AFTER, FIRST, GAP, TRIES, Model, Row
 from tests.support.trying import Noting, Tries
