@@ -1,4 +1,4 @@
-"""A worker is killed at each of its points; what is left goes on, and nothing is lost or done twice."""
+"""A worker is killed at each point of a message; what is left goes on, and nothing is lost or done twice."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which points are killed at: all, some or, by default, none (docs/faults.md says why)."""
+"""Which points are killed at: by default all that leave something behind, and some others (docs/faults.md says why)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.points import points
 # What was not committed is rolled back, wherever in it the process died: of those points, one in three.
 NOTHING_DONE = ("before", "committing")
 SHARE = 3
-WANTED = os.environ.get("CRASH_POINTS", "none")  # a case takes seconds: they are a run of their own
+WANTED = os.environ.get("CRASH_POINTS", "0")
 
 
 @cache
@@ -26,10 +26,8 @@ def _nothing_done() -> list[str]:
 def is_chosen(point: str, wanted: str = WANTED) -> bool:
     """Tell whether a point is killed at.
 
-    ``wanted`` is ``all``, ``none``, or which third of those that leave nothing behind, beside all others.
+    ``wanted`` is ``all``, or which third of those that leave nothing behind, beside all others.
     """
-    if wanted == "none":
-        return False
     if wanted == "all" or point not in _nothing_done():
         return True
     return _nothing_done().index(point) % SHARE == int(wanted)

@@ -189,20 +189,29 @@ WORKERS = (
     Scenario(
         "a message that completes, and owes a notice",
         (
-            *both("decide by arrival", "claim", "complete", "begin report", "close report", "report call"),
-            *both("activity register", "activity send_report"),
-            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle", f"{REPORT}._send", f"{REPORT}._close"),
+            *both("decide by arrival", "claim", "complete", "activity register"),
+            *ends(f"{REGISTER}._claim", f"{REGISTER}._bundle"),
         ),
         completes,
     ),
     Scenario("a message that dies, and is reported", both("fail"), dies),
     Scenario("a try that fails, with one left", ends(f"{ENDINGS}._end"), fails_first),
     Scenario("a message whose last try was lost", (*both("bury"), *ends(f"{ENDINGS}._end")), exhausts),
-    Scenario("a report that upstream refuses once", both("delay report"), delayed),
-    Scenario("a report that is given up", (*both("activity give_up_report"), f"committed:{REPORT}._close"), given_up),
     Scenario("a worker that serves no such source", both("set aside"), not_served),
     Scenario("an execution that is cancelled", (*both("activity bury"), *ends(BURY)), cancelled),
     Scenario("an execution that is terminated", ends(BURY), terminated, real=True),
+)
+REPORTS = (
+    Scenario(
+        "a notice that a message owes",
+        (
+            *both("begin report", "close report", "report call", "activity send_report"),
+            *ends(f"{REPORT}._send", f"{REPORT}._close"),
+        ),
+        completes,
+    ),
+    Scenario("a report that upstream refuses once", both("delay report"), delayed),
+    Scenario("a report that is given up", (*both("activity give_up_report"), f"committed:{REPORT}._close"), given_up),
 )
 ORDERED = (
     Scenario(

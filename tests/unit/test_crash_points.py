@@ -13,11 +13,11 @@ from inbox.store.engine import Statement
 from tests.support import points as code
 from tests.support.crash_cases import SHARE, cases, is_chosen
 from tests.support.crash_doors import COMMANDS, DOORS
-from tests.support.crash_workers import ORDERED, WORKERS
+from tests.support.crash_workers import ORDERED, REPORTS, WORKERS
 from tests.unit.test_docs import section, table
 
 TEXT = (Path(__file__).parents[2] / "docs/faults.md").read_text(encoding="utf-8")
-SCENARIOS = {"workers": WORKERS, "ordered": ORDERED, "doors": DOORS, "commands": COMMANDS}
+SCENARIOS = {"workers": WORKERS, "reports": REPORTS, "ordered": ORDERED, "doors": DOORS, "commands": COMMANDS}
 TOLD = "## Killed at every point"
 
 

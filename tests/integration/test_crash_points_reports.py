@@ -1,0 +1,19 @@
+"""A worker is killed at each point of a report; what is left goes on, and nothing is lost or done twice."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.crash import Crash, Scenario
+from tests.support.crash_cases import cases
+from tests.support.crash_workers import REPORTS
+from tests.support.stack import Stack
+
+
+@pytest.mark.parametrize(("scenario", "point"), cases(REPORTS))
+async def test_nothing_is_lost_and_nothing_done_twice(
+    stack: Stack, tmp_path: Path, scenario: Scenario, point: str
+) -> None:
+    crash = Crash(stack, tmp_path, point, real=scenario.real)
+    await scenario.run(crash)
+    await crash.recovered()
