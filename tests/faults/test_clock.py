@@ -6,18 +6,20 @@ import json
 import os
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
+from socket import gethostname
 
 import httpx
 import pytest
 
-from tests.support.processes import answering, environment, process
+from tests.integration.test_zombies import PLACES, TIMEOUTS, let_go, spent, zombie_at
+from tests.support.processes import answering, environment, process, stopped
 from tests.support.stack import TOKENS, Stack, survey
 from tests.support.waiting import eventually
 
-PLACES = ("/usr/lib/x86_64-linux-gnu/faketime", "/usr/lib/aarch64-linux-gnu/faketime")
 LIBRARY = os.environ.get("FAKETIME_LIBRARY") or next(
-    (str(found) for place in PLACES if (found := Path(place, "libfaketimeMT.so.1")).is_file()), None
+    map(str, Path("/usr/lib").glob("*-linux-gnu/faketime/libfaketimeMT.so.1")), None
 )
 MESSAGES = 24
 
@@ -27,6 +29,12 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="no libfaketime here (FA
 def off(by: str) -> dict[str, str]:
     """Return the environment of a process whose clock of the day is wrong; its monotonic one goes on as it is."""
     return {"LD_PRELOAD": str(LIBRARY), "FAKETIME": by, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "TZ": "UTC"}
+
+
+def is_wrong(log: Path) -> bool:
+    """Tell whether a process had a wrong clock indeed: its lines say so."""
+    said = datetime.fromisoformat(json.loads(log.read_text().splitlines()[0])["time"])
+    return timedelta(minutes=50) < abs(datetime.now(UTC) - said) < timedelta(minutes=70)
 
 
 @pytest.mark.parametrize("by", ["+1h", "-1h"])
@@ -85,7 +93,31 @@ async def test_processes_whose_clock_is_wrong_work_beside_others(stack: Stack, t
             assert await stack.bundles(message["srvyDrawupNo"]) == (1, 1, 1, 1)
         for message in bad:
             await stack.reported(message["srvyDrawupNo"])
-    # The clock was wrong indeed: their lines say so.
     for log in logs.values():
-        said = datetime.fromisoformat(json.loads(log.read_text().splitlines()[0])["time"])
-        assert timedelta(minutes=50) < abs(datetime.now(UTC) - said) < timedelta(minutes=70)
+        assert is_wrong(log)
+
+
+@pytest.mark.parametrize(("place", "by"), [*zip(PLACES, cycle(["+1h", "-1h"]), strict=False)])
+async def test_a_zombie_whose_clock_is_wrong_leaves_the_next_try_alone(
+    stack: Stack, tmp_path: Path, place: str, by: str
+) -> None:
+    """Stopped past its heartbeats at each place of a try, and woken while the next try is at work."""
+    stack.configure({"timeouts": TIMEOUTS})
+    await stack.open()
+    message = survey()
+    key, log = message["srvyDrawupNo"], tmp_path / "log"
+    async with stack.dispatching(), zombie_at(stack, tmp_path, place, log, **off(by)) as zombie:
+        await stack.legacy(message)
+        await stopped(zombie)
+        await stack.hospital.control(delays=True)  # the next try is at its look-ups for a second
+        tries = spent(place) + 1
+        async with stack.working():
+            await eventually(
+                lambda: stack.row(key), lambda row: row["tries"] == tries and row["status"] == "PROCESSING"
+            )
+            await let_go(zombie)
+            row = await stack.closed(key)
+    assert (row["status"], row["tries"], row["claimed_by"]) == ("COMPLETED", tries, f"{os.getpid()}@{gethostname()}")
+    assert [line["code"] for line in await stack.attempts(key)] == ["TRY_LOST"] * spent(place)
+    assert await stack.bundles(key) == (1, 1, 1, 1)
+    assert is_wrong(log)

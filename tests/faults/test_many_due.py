@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from inbox.store.due import MESSAGES
+from inbox.store.due import MESSAGES, REPORTS
 from inbox.store.engine import Database
 from tests.support.plans import Question, explain
 from tests.support.stack import Stack
@@ -30,6 +30,9 @@ FILL = """
     SELECT CASE WHEN n %% 100 = 0 THEN 'seq-producer' ELSE 'report-producer' END, 'm' || n, 'report.count',
            sha256(n::text::bytea), 5, 'inbox/m' || n, now() - interval '1 hour' + interval '1 ms' * n
       FROM generate_series(1, %(due)s) n"""
+OWED = """
+    INSERT INTO inbox.report (message, number, source, kind, code, reason, workflow_id, due_at)
+    SELECT id, 1, source, 'DEAD', 'SYSTEM_ERROR', '', 'inbox-report/' || id, due_at FROM inbox.message"""
 CLAIMED = "UPDATE inbox.message SET status = 'PROCESSING', tries = 1 WHERE dispatched_at IS NOT NULL AND tries = 0"
 
 
@@ -125,27 +128,27 @@ async def test_a_row_that_cannot_be_started_is_tried_by_one_at_a_time_and_later_
     assert delays[-1] <= 60 * 1.2
 
 
-async def test_a_round_reads_by_the_index_what_it_takes(full: Stack) -> None:
-    """By the plan for the share as it is: a generic one takes the limit for a tenth of all and may read thousands."""
-    asked = [
-        (Question("find due sources", MESSAGES.due_sources, {"again": 900.0, "window": 1000}), 100),
-        *(
-            (
-                Question(
-                    f"lease of {source}",
-                    MESSAGES.lease,
-                    {"source": source, "share": 50, "again": 900.0, "lease": 10.0, "order": "none"},
-                ),
-                2000,
-            )
-            for source in ("report-producer", "seq-producer")
-        ),
-    ]
+def asked() -> Iterator[tuple[Question, int, int]]:
+    """Yield what a round asks, with the most rows that one step may read, and the most buffers in all."""
+    for queue, sources in ((MESSAGES, ("report-producer", "seq-producer")), (REPORTS, ("report-producer",))):
+        yield Question(queue.due_sources.name, queue.due_sources, {"again": 900.0, "window": 1000}), 10, 100
+        for source in sources:
+            for share in (1, 50):
+                lease = {"source": source, "share": share, "again": 900.0, "lease": 10.0, "order": "arrival"}
+                question = Question(f"{queue.lease.name}: {share} of {source}", queue.lease, lease)
+                yield question, 2 * share, 100 + 45 * share
+
+
+@pytest.mark.parametrize("generic", [False, True])
+async def test_a_round_reads_by_the_index_what_it_takes(full: Stack, *, generic: bool) -> None:
+    """By both plans: the generic one takes the share for a tenth of all that is due, and may still read no more."""
     with psycopg.connect(full.url, autocommit=True) as connection:
+        connection.execute(OWED)
+        connection.execute("VACUUM (ANALYZE) inbox.report")
         connection.prepare_threshold = None
-        for question, buffers in asked:
-            plan = explain(connection, question, generic=False)
-            assert "message_due" in plan.indexes
-            assert not plan.sequential
-            assert plan.most < 2 * 50
+        for question, rows, buffers in asked():
+            plan = explain(connection, question, generic=generic)
+            assert {"message_due", "report_due"} & set(plan.indexes), question.name
+            assert not plan.sequential, question.name
+            assert plan.most <= rows, question.name
             assert 0 < plan.buffers <= buffers, question.name

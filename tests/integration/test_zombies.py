@@ -28,12 +28,14 @@ TIMEOUTS = {
 PLACES = ["stop claiming", "stop claimed", "stop preparing", "stop committing"]
 
 
-def zombie_at(stack: Stack, folder: Path, place: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """Run a worker that will stop itself at ``place``.
+def zombie_at(
+    stack: Stack, folder: Path, place: str, log: Path | None = None, **more: str
+) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    """Run a worker that will stop itself at ``place``; ``more`` is laid over its environment.
 
     It has one slot: else Temporal would hand the next attempts to the polls that a stopped process leaves open.
     """
-    return process(environment(stack, folder, INBOX_ACTIVITIES="1"), "worker", place)
+    return process(environment(stack, folder, INBOX_ACTIVITIES="1", **more), "worker", place, log)
 
 
 async def let_go(zombie: asyncio.subprocess.Process) -> None:
