@@ -17,7 +17,7 @@ class SendReport:
     """Sends one report until upstream takes it, or its time is used; then it is GIVEN_UP, which is visible."""
 
     @workflow.signal(name=WAKE)
-    def wake(self, _generation: int) -> None:
+    def wake(self, _generation: int = 0) -> None:
         """Do nothing: the activity under way re-reads its row anyway."""
 
     @workflow.run
