@@ -104,7 +104,7 @@ class RegisterActivity:
             case Claimed(answer="EXHAUSTED"):
                 return await self._endings.exhausted(claimed, source)
             case Claimed(answer="OVERTAKEN"):
-                return RegisterResult(OVERTAKEN)
+                return RegisterResult(OVERTAKEN, generation=claimed.generation)
             case Claimed(answer="HELD"):
                 return await self._held(claimed, work, source)
             case _:  # closed, or a later attempt holds it

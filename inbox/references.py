@@ -12,8 +12,8 @@ WAKE = "wake"
 TRIED = "tried"
 # The memo of an execution that names its row.
 MESSAGE_MEMO = "message"
-# Statuses of a result beside the row's own: the row no longer exists (purged, say); or it was redriven, and the
-# wake that says so is on its way.
+# Statuses of a result beside the row's own: the row no longer exists (purged, say); or it is of another generation than
+# the run was told, mostly since it was redriven.
 GONE = "GONE"
 OVERTAKEN = "OVERTAKEN"
 # The handler needs a longer start-to-close than the attempt has: it is scheduled anew with that, and no try was spent.
@@ -84,7 +84,7 @@ class RegisterResult:
     """The row as a try left it: its status, and the code where it is DEAD.
 
     Where it is parked, ``waiting`` messages of its subject, up to ``MOST_COUNTED``, wait behind it. With LONGER,
-    ``start_to_close`` is what the handler asks for, in seconds.
+    ``start_to_close`` is what the handler asks for, in seconds; with OVERTAKEN, ``generation`` is the row's.
     """
 
     status: str
@@ -92,6 +92,7 @@ class RegisterResult:
     hint: str | None = None
     waiting: int = 0
     start_to_close: float | None = None
+    generation: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """ProcessMessage: one message, keyed by its ID, until its row is closed (spec section 7)."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -29,6 +30,8 @@ with workflow.unsafe.imports_passed_through():
 DEAD = "DEAD"
 ENDED = ("COMPLETED", DEAD, GONE)
 OPEN = RegisterResult("OPEN")
+# Whoever waits for its order is woken when its turn comes; but not where a command closed its row meanwhile.
+LOOK_AGAIN = timedelta(days=1)
 
 
 @workflow.defn(name=PROCESS_MESSAGE)
@@ -46,8 +49,8 @@ class ProcessMessage:
         workflow.set_current_details(details.open_message(self._id))
 
     @workflow.signal(name=WAKE, description="Re-read the row; dispatch sends it")
-    def wake(self, generation: int) -> None:
-        """Re-read the row: it was made due again (redriven, released, or not heard of for long)."""
+    def wake(self, generation: int = 0) -> None:
+        """Re-read the row: it was made due again (redriven, released, or not heard of for long), or a hand asks."""
         self._wakes += 1
         self._generation = max(self._generation, generation)
 
@@ -67,6 +70,8 @@ class ProcessMessage:
         buried = await self._bury("DISCARDED")
         if self._trying is not None:
             self._trying.cancel()  # its next attempt would only find the row closed, and may be a minute away
+        else:
+            self._wakes += 1  # it waits for its order, which nobody tells a closed row
         return buried
 
     @workflow.run
@@ -77,11 +82,14 @@ class ProcessMessage:
             try:
                 result = await self._register()
                 if result.status == LONGER:
-                    longer = result.start_to_close or self._message.start_to_close
+                    longer = max(result.start_to_close or 0, self._message.start_to_close)
                     self._message = replace(self._message, start_to_close=longer)
-                if result.status in (OVERTAKEN, HELD):
+                if result.status == OVERTAKEN and result.generation is not None:
+                    self._generation = result.generation  # a wake by hand may have brought one that never was
+                elif result.status in (OVERTAKEN, HELD):
                     self._continue_if_long()
-                    await workflow.wait_condition(partial(self._woken_since, seen))
+                    with suppress(TimeoutError):
+                        await workflow.wait_condition(partial(self._woken_since, seen), timeout=LOOK_AGAIN)
             except asyncio.CancelledError:
                 result = await self._bury("CANCELLED")
             # A wake that came meanwhile may mean a redrive of what was just closed: never end with one unread.
@@ -131,11 +139,9 @@ class ProcessMessage:
             match error.cause:
                 case ApplicationError(details=(status, code, hint, *waiting)) if status == DEAD:
                     return RegisterResult(DEAD, code, hint, *waiting)
-                case ApplicationError():
-                    # Ended from outside (failed by hand, or its attempts cut short), without a verdict on the row:
-                    # the row decides, and counts.
-                    return OPEN
-            raise
+            # Ended from outside (failed by hand, or its attempts or its time cut short), without a verdict on the row:
+            # the row decides, and counts.
+            return OPEN
         finally:
             self._trying = None
 

@@ -20,7 +20,7 @@ class SendReport:
         self._woken = False
 
     @workflow.signal(name=WAKE)
-    def wake(self, _generation: int) -> None:
+    def wake(self, _generation: int = 0) -> None:
         """Re-read the row: an operator may have it sent again. An activity under way re-reads it anyway."""
         self._woken = True
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import httpx
@@ -60,12 +61,14 @@ class Temporal(Service):
         log: Path | None = None,
         namespace: str = "default",
         in_memory: bool = False,
+        dynamic: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Start nothing yet; `preferred` are ports to take where they are free."""
+        """Start nothing yet; `preferred` are ports to take where they are free, `dynamic` more of its configuration."""
         self._home = directory.absolute()
         super().__init__("Temporal", log or self._home / "temporal.log", preferred)
         self._binary = binary()
         self._in_memory = in_memory
+        self._dynamic = {**DYNAMIC, **dynamic}
         self.namespace = namespace
 
     @property
@@ -87,7 +90,7 @@ class Temporal(Service):
         line += ["--namespace", self.namespace]
         for name in SEARCH_ATTRIBUTES:
             line += ["--search-attribute", f"{name}=Keyword"]
-        for name, value in DYNAMIC.items():
+        for name, value in self._dynamic.items():
             line += ["--dynamic-config-value", f"{name}={value}"]
         if self._in_memory:
             return line

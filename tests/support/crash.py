@@ -128,11 +128,15 @@ class Crash:
     async def recovered(self) -> None:
         """Let somebody finish everything, and judge."""
         async with self.healthy():
-            await self._all(
-                "closed_at IS NOT NULL AND NOT EXISTS"
-                " (SELECT FROM inbox.report r WHERE r.message = message.id AND r.closed_at IS NULL)"
-            )
-            await eventually(self._running, lambda found: not found, limit=60)
+            await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until all is closed and nothing runs, and judge."""
+        await self._all(
+            "closed_at IS NOT NULL AND NOT EXISTS"
+            " (SELECT FROM inbox.report r WHERE r.message = message.id AND r.closed_at IS NULL)"
+        )
+        await eventually(self._running, lambda found: not found, limit=60)
         await self.judge()
 
     async def _running(self) -> list[str]:

@@ -1,9 +1,13 @@
 """What takes minutes and days in life."""
 
+from pathlib import Path
+
 from temporalio.client import WorkflowExecutionStatus, WorkflowHistoryEventFilterType
 
-from inbox.burial import send_again
+from inbox.burial import discard, send_again
 from inbox.message import Key
+from inbox.references import PROCESS_MESSAGE, ProcessMessageInput
+from tests.support.operating import Operator
 from tests.support.stack import Stack, survey
 from tests.support.waiting import eventually
 
@@ -100,3 +104,30 @@ async def test_a_report_given_up_after_days_is_sent_again(stack: Stack) -> None:
     assert (second.close_time - second.start_time).total_seconds() >= 2000
     assert (await stack.get("/backlog")).json()["givenUp"]["count"] == 0
     assert len({told["key"] for told in (await stack.hospital.seen())["reports"]}) == 1
+
+
+async def test_an_execution_that_waits_for_its_order_ends_when_a_command_closed_its_row(
+    stack: Stack, tmp_path: Path
+) -> None:
+    operator = Operator(stack, tmp_path)
+    await operator.start()
+    first = await operator.in_a_try()
+    message = survey(patno=first["subject"])
+    await stack.legacy(message)
+    held = await stack.eventually_row("SELECT * FROM inbox.message WHERE held_behind = %s", first["id"])
+    # Most that are held have no execution; one that was tried before has.
+    handle = await stack.temporal.start_workflow(
+        PROCESS_MESSAGE,
+        ProcessMessageInput(held["id"], "hospital", held["type"], 30, 1.5),
+        id=held["workflow_id"],
+        task_queue=stack.name,
+    )
+
+    async def asked() -> bool:
+        events = [event async for event in handle.fetch_history_events()]
+        return any(event.HasField("activity_task_completed_event_attributes") for event in events)
+
+    await eventually(asked)
+    await discard(stack.database, stack.settings, Key("", "hospital", held["message_id"]), "by hand")
+    assert await operator.ended(handle.id) == WorkflowExecutionStatus.FAILED
+    await operator.settled()
