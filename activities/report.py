@@ -32,6 +32,7 @@ limited = LimitedLog(logging.getLogger(__name__))
 LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more,
 LONGEST_ASKED = 24 * 3600.0  # but for no longer than this
 CALL = 10.0  # seconds for one call
+_NO_DATE = (ValueError, TypeError, OverflowError)  # the last for a year or a zone past all bounds
 
 
 class ReportActivities:
@@ -161,6 +162,15 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value)
     try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):  # the last for a year or a zone past all bounds
+        return max(0.0, (parsedate_to_datetime(value) - _now_of(response)).total_seconds())
+    except _NO_DATE:
         return None
+
+
+def _now_of(response: httpx.Response) -> datetime:
+    """Return the time by the clock of who answered, since ours may be wrong; ours where they do not say."""
+    try:
+        said = parsedate_to_datetime(response.headers["date"])
+    except (KeyError, *_NO_DATE):
+        return datetime.now(UTC)
+    return said if said.tzinfo else said.replace(tzinfo=UTC)
