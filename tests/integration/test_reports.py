@@ -2,8 +2,11 @@
 
 import pytest
 
+from activities.report import ReportActivities
 from inbox.burial import NotGivenUp, discard, redrive, send_again
 from inbox.message import Key
+from inbox.references import ReportInput
+from inbox.states import ReportState
 from tests.support.stack import Stack, survey
 from tests.support.waiting import eventually
 
@@ -144,3 +147,27 @@ async def test_upstream_may_have_heard_what_was_called_before(stack: Stack, trie
     (report,) = await stack.reports(key.id)
     assert (report["state"], report["dispatched_at"], report["due_at"] is not None) == (state, None, True)
     assert (await stack.row(key.id))["report_state"] == state
+
+
+async def test_a_report_that_is_sent_again_while_its_giving_up_ends_is_sent_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stack.hospital.control(reports=[503] * 50)
+    stack.configure(tries=1, report={"url": f"{stack.hospital.url}/reports", "give_up_after": 1})
+    message = survey(formCd="P-UNKNOWN")
+    close = ReportActivities._close
+
+    async def close_and_send_again(self: ReportActivities, work: ReportInput, state: ReportState) -> None:
+        """The row says GIVEN_UP, and an operator acts on it before its execution has ended."""
+        await close(self, work, state)
+        if state is ReportState.GIVEN_UP:
+            monkeypatch.setattr(ReportActivities, "_close", close)
+            await stack.hospital.control(reports=[200] * 50)
+            await send_again(stack.database, Key("", "hospital", message["srvyDrawupNo"]))
+            stack.dispatcher.nudge()
+            await stack.eventually_row("SELECT 1 FROM inbox.report WHERE dispatched_at IS NOT NULL")
+
+    monkeypatch.setattr(ReportActivities, "_close", close_and_send_again)
+    await stack.start()
+    await stack.legacy(message)
+    await stack.reported(message["srvyDrawupNo"], limit=20)
