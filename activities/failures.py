@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from temporalio.exceptions import ApplicationError
 
 from inbox.errors import NotServed, StoreUnavailable, fault_of
+from inbox.logs import LimitedLog
 
-log = logging.getLogger(__name__)
+limited = LimitedLog(logging.getLogger(__name__))
 
 
 @contextmanager
@@ -31,5 +32,5 @@ def codes_only() -> Iterator[None]:
         raise
     except BaseException as error:  # noqa: BLE001  whatever it is, its text stays here: the SDK takes them all
         fault = fault_of(error)
-        log.error("an activity failed: %s", fault)
+        limited.error(str(fault), "an activity failed: %s", fault)
         raise ApplicationError(str(fault), type=fault.error_class) from None

@@ -46,8 +46,7 @@ from inbox.store.statements import (
 from inbox.timeouts import Timeouts
 from inbox.verdict import judge, kept_in
 
-log = logging.getLogger(__name__)
-limited = LimitedLog(log)
+limited = LimitedLog(logging.getLogger(__name__))
 LONGEST_ASIDE = 60.0  # seconds until a worker is asked again whether it serves a message
 
 
@@ -112,7 +111,8 @@ class RegisterActivity:
 
     async def _set_aside(self, work: RegisterInput, missing: str) -> NoReturn:
         """Leave a message to a worker that serves it: no try is spent, and nobody else is held up."""
-        log.error("a message of %s waits: this worker has no %s", work.type, missing, extra={"source": work.source})
+        text, extra = "a message of %s waits: this worker has no %s", {"source": work.source}
+        limited.error(f"{work.source} {work.type}", text, work.type, missing, extra=extra)
         await self._database.one(SET_ASIDE, {"id": work.message, "again": self._settings.declared.dispatch.again})
         delay = min(2.0 ** min(activity.info().attempt, 10), LONGEST_ASIDE) * random.uniform(1.0, 1.1)
         raise ApplicationError("NotServed", type="NotServed", next_retry_delay=timedelta(seconds=delay))

@@ -19,6 +19,7 @@ from activities.failures import codes_only
 from activities.heartbeats import heartbeats
 from inbox.errors import NotServed, fault_of
 from inbox.handler import Handler, Report, reporter_of
+from inbox.logs import LimitedLog
 from inbox.references import ReportInput
 from inbox.settings import Settings
 from inbox.sources import ReportSettings
@@ -27,10 +28,11 @@ from inbox.states import REPORT_RESULT, ReportKind, ReportState
 from inbox.store.engine import Database
 from inbox.store.reports import BEGIN_REPORT, CLOSE_REPORT, DELAY_REPORT, LOCK_MESSAGE_OF, READ_REPORT, Sending
 
-log = logging.getLogger(__name__)
+limited = LimitedLog(logging.getLogger(__name__))
 LONGEST_WAIT = 3600.0  # seconds between two calls; Retry-After may ask for more,
 LONGEST_ASKED = 24 * 3600.0  # but for no longer than this
 CALL = 10.0  # seconds for one call
+_NO_DATE = (ValueError, TypeError, OverflowError)  # the last for a year or a zone past all bounds
 
 
 class ReportActivities:
@@ -64,7 +66,8 @@ class ReportActivities:
     @activity.defn(name="give_up_report")
     async def give_up(self, work: ReportInput) -> None:
         """Close the report as GIVEN_UP. Raises ApplicationError, retryable, while Postgres is away."""
-        log.error("a report was given up: upstream did not take it in time", extra={"source": work.source})
+        text, extra = "a report was given up: upstream did not take it in time", {"source": work.source}
+        limited.error(f"given up {work.source}", text, extra=extra)
         with codes_only():
             async with heartbeats():
                 await self._close(work, ReportState.GIVEN_UP)
@@ -84,9 +87,8 @@ class ReportActivities:
     def _reporting(self, work: ReportInput) -> ReportSettings:
         source = self._settings.source(work.source)
         if source is None or source.report is None:
-            log.error(
-                "a report waits: this worker has no report settings for its source", extra={"source": work.source}
-            )
+            text, extra = "a report waits: this worker has no report settings for its source", {"source": work.source}
+            limited.error(f"waits {work.source}", text, extra=extra)
             raise NotServed
         return source.report
 
@@ -108,12 +110,14 @@ class ReportActivities:
         with span("POST report", kind=trace.SpanKind.CLIENT) as current:
             propagate.inject(headers)
             body = reporter_of(self._handlers.get(sending.type)).body(report)
+            limit = _longest_call()
             try:
-                async with asyncio.timeout(CALL):  # of the whole call: httpx's own is for each read
-                    response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=CALL)
+                async with asyncio.timeout(limit):  # of the whole call: httpx's own is for each read
+                    response = await self._client.post(str(settings.url), json=body, headers=headers, timeout=limit)
             except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
                 current.set_attribute("error.type", fault_of(error).error_class)
-                log.warning("a report was not taken: %s", fault_of(error), extra={"source": sending.source})
+                text, extra = "a report was not taken: %s", {"source": sending.source}
+                limited.warning(f"not taken {sending.source}", text, fault_of(error), extra=extra)
                 return None
             current.set_attribute("http.response.status_code", response.status_code)
             return response
@@ -141,6 +145,12 @@ def _is_success(response: httpx.Response, settings: ReportSettings) -> bool:
     return response.status_code in settings.success if settings.success else response.is_success
 
 
+def _longest_call() -> float:
+    """Return the seconds for one call: one that Temporal cut off would leave no fault, and no growing wait."""
+    given = activity.info().start_to_close_timeout
+    return min(CALL, given.total_seconds() / 2) if given else CALL
+
+
 def _time_left() -> float:
     """Return the seconds that Temporal gives the report yet; a wait beyond them would end it at once."""
     info = activity.info()
@@ -154,6 +164,15 @@ def _retry_after(response: httpx.Response) -> float | None:
     if value.isascii() and value.isdigit():
         return float(value)
     try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):  # the last for a year or a zone past all bounds
+        return max(0.0, (parsedate_to_datetime(value) - _now_of(response)).total_seconds())
+    except _NO_DATE:
         return None
+
+
+def _now_of(response: httpx.Response) -> datetime:
+    """Return the time by the clock of who answered, since ours may be wrong; ours where they do not say."""
+    try:
+        said = parsedate_to_datetime(response.headers["date"])
+    except (KeyError, *_NO_DATE):
+        return datetime.now(UTC)
+    return said if said.tzinfo else said.replace(tzinfo=UTC)

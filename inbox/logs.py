@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import orjson
@@ -69,15 +70,15 @@ class LimitedLog:
         self._last: dict[str, float] = {}
         self._silent: dict[str, int] = {}
 
-    def warning(self, cause: str, message: str, *args: object) -> None:
+    def warning(self, cause: str, message: str, *args: object, extra: Mapping[str, object] | None = None) -> None:
         """Log at WARNING."""
-        self._log(logging.WARNING, cause, message, *args)
+        self._log(logging.WARNING, cause, message, *args, extra=extra)
 
-    def error(self, cause: str, message: str, *args: object) -> None:
+    def error(self, cause: str, message: str, *args: object, extra: Mapping[str, object] | None = None) -> None:
         """Log at ERROR."""
-        self._log(logging.ERROR, cause, message, *args)
+        self._log(logging.ERROR, cause, message, *args, extra=extra)
 
-    def _log(self, level: int, cause: str, message: str, *args: object) -> None:
+    def _log(self, level: int, cause: str, message: str, *args: object, extra: Mapping[str, object] | None) -> None:
         now = time.monotonic()
         if now - self._last.get(cause, -self._interval) < self._interval:
             self._silent[cause] = self._silent.get(cause, 0) + 1
@@ -85,4 +86,4 @@ class LimitedLog:
         self._last[cause] = now
         silent = self._silent.pop(cause, 0)
         counted = f"{message} (and {silent} times more)" if silent else message
-        self._logger.log(level, counted, *args)
+        self._logger.log(level, counted, *args, extra=extra)

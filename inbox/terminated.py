@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus, WorkflowHistoryEventFilterType
@@ -25,7 +25,7 @@ from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, BuryInput
 from inbox.settings import Settings
 from inbox.states import OwnCode
 from inbox.store.engine import Database
-from inbox.store.reads import READ_CHAIN, Chain
+from inbox.store.reads import READ_CHAIN, READ_CLOCK, Chain
 
 limited = LimitedLog(logging.getLogger(__name__), interval=60)
 EVERY = 20.0  # seconds between two looks, times a random 0.8 to 1.2
@@ -51,10 +51,10 @@ class Terminations:
         """Look until cancelled; a look that fails is logged and followed by the next."""
         while True:
             raise_lost_cancel()
-            began = datetime.now(UTC)
             try:
+                clock = await self._database.one(READ_CLOCK, {})  # ours may be hours ahead of Temporal's: nothing found
                 await self.look()
-                self._since = began - BACK
+                self._since = clock.now - BACK if clock else None
             except (RPCError, RuntimeError, StoreUnavailable) as error:
                 limited.warning("look", "terminated executions were not looked for: %s", fault_of(error))
             await asyncio.sleep(EVERY * random.uniform(0.8, 1.2))

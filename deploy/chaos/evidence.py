@@ -36,6 +36,7 @@ class Report:
     state: str
     code: str
     workflow_id: str
+    tries: int
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Evidence:
     seen: Sequence[Seen]
     commands: Sequence[Command]
     running: Sequence[str] = ()  # workflow IDs of executions that did not end with their rows
+    crashed: Sequence[str] = ()  # processes of the inbox that ended though nobody killed them, a line each
 
 
 _ROWS = """
@@ -110,7 +112,7 @@ _ROWS = """
       FROM inbox.message m LEFT JOIN inbox.payload p ON p.message = m.id
      ORDER BY m.id"""
 _LINES = "SELECT message, number, code, ended_at FROM inbox.attempt ORDER BY message, number"
-_REPORTS = "SELECT message, kind, state, code, workflow_id FROM inbox.report ORDER BY message, number"
+_REPORTS = "SELECT message, kind, state, code, workflow_id, tries FROM inbox.report ORDER BY message, number"
 _COUNTERS = "SELECT name, value FROM reporting.counter"
 _OPEN = """
     SELECT (SELECT count(*) FROM inbox.message WHERE closed_at IS NULL) AS open,

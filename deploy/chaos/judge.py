@@ -81,7 +81,11 @@ def _fates(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Find what ended otherwise than it had to, and not of what was done to it."""
     for key, row in evidence.rows.items():
         message = evidence.sent.get(key)
-        if message is None or (row.status == "DEAD" and row.code in _OF_FAULTS):
+        if message is None:
+            continue
+        if row.status == "DEAD" and row.code in _OF_FAULTS:
+            if row.tries - row.tries_before < row.max_tries:  # neither of them ends a message that has tries left
+                yield _name(row), f"died of {row.code} with {row.tries - row.tries_before} tries of {row.max_tries}"
             continue
         # What is obsolete is closed unread.
         if row.applied and message.fate not in {"completes", "either"}:
@@ -179,6 +183,8 @@ def _told(evidence: Evidence) -> Iterator[tuple[str, str]]:
         if key not in known:
             yield key, "was told upstream, and is no report of the inbox"
             continue
+        if len(times) > known[key].tries:  # each call is counted in a commit before it
+            yield key, f"was told upstream {len(times)} times, in {known[key].tries} calls that the inbox knows of"
         if len({words for words, _ in times}) > 1:
             yield key, "was told upstream in different words"
         if not _right_words(bodies[key], known[key], owners[key].id):
@@ -196,6 +202,13 @@ def _executions(evidence: Evidence) -> Iterator[tuple[str, str]]:
     """Find executions that outlive their rows."""
     for workflow in evidence.running:
         yield workflow, "is still running, and its row is closed"
+
+
+def _processes(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """Name the inbox's processes that ended by themselves: a server that is away is to be waited for."""
+    for line in evidence.crashed:
+        name, _, how = line.partition(" ended ")
+        yield name, f"ended {how}"
 
 
 def _in_order(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -218,4 +231,5 @@ RULES: dict[str, Rule] = {
     "told": _told,
     "order": _in_order,
     "executions": _executions,
+    "processes": _processes,
 }

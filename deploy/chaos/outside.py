@@ -24,6 +24,7 @@ _MOOD = (8.0, 20.0)  # seconds between two
 _DOWN = (0.5, 2.5)  # seconds
 _LOOKS = (3.0, 8.0)  # seconds between two of the operator's looks
 _REDRIVES = 3  # messages in one look
+_COMMAND, _HUNG = 120.0, 124  # seconds for one, and the exit code of one that took longer
 _SAME = 2  # redrives of one parked message, then it is released or discarded
 
 
@@ -135,5 +136,12 @@ class Operator:
         line += ["--reason", "chaos"] if verb == "discard" else []
         environment = self._stack.operators_environment
         # In a thread, since this loop is not the main thread's: it would have to watch for the child's end itself.
-        done = await asyncio.to_thread(subprocess.run, line, cwd=ROOT, env=environment, capture_output=True)
-        self.commands.append(Command(verb, source, name, done.returncode))
+        try:
+            code = (
+                await asyncio.to_thread(
+                    subprocess.run, line, cwd=ROOT, env=environment, capture_output=True, timeout=_COMMAND
+                )
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = _HUNG
+        self.commands.append(Command(verb, source, name, code))

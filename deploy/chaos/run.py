@@ -17,15 +17,18 @@ from deploy.chaos.keeper import Keeper
 from deploy.chaos.options import Options
 from deploy.chaos.outside import Operator, Upstream
 from deploy.chaos.pace import UNDER_WAY, Pace
-from deploy.chaos.plan import draw_faults
+from deploy.chaos.plan import INGESTS, WORKERS, draw_faults
 from deploy.chaos.senders import Senders
 from deploy.chaos.stack import Stack
 from deploy.chaos.traffic import Traffic, draw
+from deploy.dev.service import StackError
 from deploy.dev.signals import Interrupted, Signals
 
 # Seconds in which something must have moved: longer than a lease or a lost try, shorter than dispatch.again.
 _STILL = 90.0
 _LOOK = 0.5  # seconds between two looks
+# What moves and never ends must not keep a run for ever: so many times what it should take, and half an hour.
+_TIMES, _MORE = 6, 1800.0
 
 
 class Run:
@@ -40,6 +43,7 @@ class Run:
         self._stopped = False
         self._running: list[str] = []
         self._under_way = 0, time.monotonic()  # how many messages, and since when
+        self._limit = time.monotonic() + _TIMES * options.seconds + _MORE
         self._pace = Pace()
         self.keeper = Keeper(stack, draw_faults(options), self._pace, signals, line)
         self.senders = Senders(stack.ingests, stack.tokens, options.seed, self._pace)
@@ -100,6 +104,7 @@ class Run:
 
     async def _let_executions_end(self) -> None:
         """Wait until no execution runs any more: the last ones end just behind their rows."""
+        self._running = ["every execution, since Temporal does not say,"]
         limit = time.monotonic() + _STILL
         while time.monotonic() < limit:
             with suppress(RPCError, RuntimeError):
@@ -126,6 +131,8 @@ class Run:
     async def _pause(self) -> None:
         if self._stopped:
             raise Interrupted
+        if time.monotonic() > self._limit:
+            raise StackError("the run does not come to its end: no proof")
         await asyncio.sleep(_LOOK)
 
     def _evidence(self, traffic: Traffic) -> Evidence:
@@ -134,4 +141,5 @@ class Run:
             seen = read_seen(client.get(f"{self._stack.hospital}/_seen").json())
         sent = {message.key: message for message in traffic.messages}
         heard, commands = self.senders.heard, self.operator.commands
-        return Evidence(sent, heard, rows, strays, counters, seen, commands, self._running)
+        crashed = [line for line in self.keeper.ended if line.startswith((*INGESTS, *WORKERS))]
+        return Evidence(sent, heard, rows, strays, counters, seen, commands, self._running, crashed)

@@ -24,11 +24,12 @@ from inbox.errors import (
     UnknownType,
     Unreadable,
 )
+from inbox.logs import LimitedLog
 from inbox.settings import Settings
 from inbox.sources import token_hash
 from inbox.spans import span
 
-log = logging.getLogger(__name__)
+limited = LimitedLog(logging.getLogger(__name__))
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 # An early answer resets the connection of a sender that is still sending, so the rest is read away, up to here.
@@ -202,7 +203,7 @@ def traced(route: str, endpoint: Endpoint) -> Endpoint:
             except InboxError as error:
                 response = problem_response(as_problem(error))
             except Exception as error:  # noqa: BLE001  the last line: an answer, and a line in the log
-                log.error("request failed: %s", type(error).__name__)
+                limited.error(type(error).__name__, "request failed: %s", type(error).__name__)
                 response = problem_response(INTERNAL)
             current.set_attribute("http.response.status_code", response.status_code)
             return response

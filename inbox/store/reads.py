@@ -85,6 +85,17 @@ READ_CHAIN = Statement(
 
 
 @dataclass(frozen=True)
+class Clock:
+    """What time it is, by the database."""
+
+    now: datetime
+
+
+# For what is compared with another server's times: a process's own clock may be hours off.
+READ_CLOCK = Statement("read clock", Clock, "SELECT now() AS now")
+
+
+@dataclass(frozen=True)
 class Waiting:
     """One line of the backlog. ``state`` is a message's status, or a report's state."""
 

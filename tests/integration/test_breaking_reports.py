@@ -1,5 +1,6 @@
 """Upstreams under which reports suffer: they hang, they drip, they ask for odd waits."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -44,6 +45,37 @@ async def test_a_call_that_takes_too_long_is_given_up_and_made_again(
         await stack.reported(message["srvyDrawupNo"], limit=15)
     (report,) = await stack.reports(message["srvyDrawupNo"])
     assert (report["last_fault"], report["tries"]) == ("no answer", 2)
+
+
+async def test_a_call_ends_before_its_attempt_does(stack: Stack) -> None:
+    behaviours = iter([hang])
+    timeouts = {"lock": 0.5, "heartbeat": 1.5, "statement": 2, "transaction": 3, "start_to_close": 4}
+    async with Upstream(lambda _: next(behaviours, answer())) as upstream:
+        stack.configure({"timeouts": timeouts}, tries=1, report={"url": upstream.url})
+        await stack.start()
+        message = survey(formCd="P-UNKNOWN")
+        await stack.legacy(message)
+        await stack.reported(message["srvyDrawupNo"], limit=20)
+    (report,) = await stack.reports(message["srvyDrawupNo"])
+    assert (report["last_fault"], report["tries"]) == ("no answer", 2)
+
+
+async def test_an_upstream_that_refuses_many_reports_is_said_once_a_second(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.configure(tries=1, report={"url": "http://127.0.0.1:9/reports"})  # nobody listens there
+    await stack.start()
+    for _ in range(20):
+        await stack.legacy(survey(formCd="P-UNKNOWN"))
+
+    async def calls() -> int:
+        return int((await stack.sql("SELECT coalesce(sum(tries), 0) AS n FROM inbox.report"))[0]["n"])
+
+    await eventually(calls, lambda count: count >= 40)
+    said = [record for record in caplog.records if record.getMessage().startswith("a report was not taken")]
+    assert said
+    assert {vars(record)["source"] for record in said} == {"hospital"}
+    assert min((b.created - a.created for a, b in pairwise(said)), default=1) > 0.95  # the time is the line's, not ours
 
 
 DAY = 24 * 3600

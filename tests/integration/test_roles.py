@@ -100,6 +100,7 @@ RUN_BY = {
     "read chain": "worker",
     **dict.fromkeys(("list open", "list parked"), "operator reader"),
     "read standing": "worker operator",
+    "read clock": "worker",
     "lock message": "worker operator",
     "set aside": "worker",
     "lock subject": "ingest worker operator",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,42 @@ async def test_one_that_was_completed_by_hand_is_started_again_and_the_log_says_
     assert (await stack.closed(row["message_id"]))["status"] == "COMPLETED"
     assert await stack.bundles(row["message_id"]) == (1, 1, 1, 1)
     assert "an execution had ended with its row open, and is started again" in caplog.text
+
+
+class Ahead(datetime):
+    """The clock of a process that is wrong."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) + timedelta(hours=1)
+
+
+async def test_a_worker_whose_clock_is_an_hour_ahead_finds_them_too(
+    waiting: tuple[Stack, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack, row = waiting
+    monkeypatch.setattr(terminated, "EVERY", 0.2)
+    monkeypatch.setattr(terminated, "datetime", Ahead)
+    looks: list[int] = []
+    looking = terminations(stack)
+    look = looking.look
+
+    async def counted() -> int:
+        found = await look()
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(looking, "look", counted)
+    running = asyncio.create_task(looking.run())
+
+    async def looked() -> int:
+        return len(looks)
+
+    await eventually(looked, lambda count: count > 1)  # the first look of a process is at all that there is
+    await stack.temporal.get_workflow_handle(row["workflow_id"]).terminate()
+    assert (await stack.closed(row["message_id"], 20))["last_code"] == "TERMINATED"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_workers_find_them_by_themselves_and_many_at_once(

@@ -109,13 +109,13 @@ class Made:
         return Evidence(**given | changes)
 
 
-DEATH = Report("DEAD", "SENT", "FORM_NOT_REGISTERED", "inbox-report/hospital/H-dead/1")
-FIRST = Report("DEAD", "SENT", "TRY_LOST", "inbox-report/hospital/H-redriven/1")
-CORRECTION = Report("CORRECTION", "SENT", "CORRECTION", "inbox-report/hospital/H-redriven/2")
-LATE = Report("NOT_SENT", "SENT", "NOT_SENT", "inbox-report/hospital/H-late/1")
-PARKED = Report("DEAD", "SENT", "FORM_NOT_REGISTERED", "inbox-report/ward/W-parked/1")
-WITHDRAWN = Report("DEAD", "WITHDRAWN", "INVALID_PAYLOAD", "inbox-report/seq-producer/S-2/1")
-AGAIN = Report("DEAD", "SENT", "INVALID_PAYLOAD", "inbox-report/seq-producer/S-2/2")
+DEATH = Report("DEAD", "SENT", "FORM_NOT_REGISTERED", "inbox-report/hospital/H-dead/1", 2)
+FIRST = Report("DEAD", "SENT", "TRY_LOST", "inbox-report/hospital/H-redriven/1", 1)
+CORRECTION = Report("CORRECTION", "SENT", "CORRECTION", "inbox-report/hospital/H-redriven/2", 1)
+LATE = Report("NOT_SENT", "SENT", "NOT_SENT", "inbox-report/hospital/H-late/1", 1)
+PARKED = Report("DEAD", "SENT", "FORM_NOT_REGISTERED", "inbox-report/ward/W-parked/1", 1)
+WITHDRAWN = Report("DEAD", "WITHDRAWN", "INVALID_PAYLOAD", "inbox-report/seq-producer/S-2/1", 1)
+AGAIN = Report("DEAD", "SENT", "INVALID_PAYLOAD", "inbox-report/seq-producer/S-2/2", 1)
 
 
 def lines(code: str, count: int) -> tuple[Line, ...]:
@@ -225,6 +225,11 @@ MUTATIONS: dict[str, tuple[Change, str, str]] = {
     "a parked row": (lambda m: m.change(WARDED, parked=True), "ended", "ward/W-parked"),
     "a held row": (lambda m: m.change(H1, held=True), "ended", "hospital/H-1"),
     "a death without a cause": (lambda m: m.change(DEAD, code="GROUP_NOT_FOUND"), "fates", "hospital/H-dead"),
+    "a death of faults with tries left": (
+        lambda m: m.change(DEAD, code="SYSTEM_ERROR", tries=4, lines=lines("SYSTEM_ERROR", 4)),
+        "fates",
+        "hospital/H-dead",
+    ),
     "a success that cannot be": (lambda m: m.change(S2, status="COMPLETED"), "fates", "seq-producer/S-2"),
     "a discard that nobody asked for": (lambda m: m.commands.clear(), "fates", "ward/W-parked"),
     "no bundle": (lambda m: m.change(H1, places={}), "bundles", "hospital/H-1"),
@@ -274,6 +279,7 @@ MUTATIONS: dict[str, tuple[Change, str, str]] = {
     "a report that nobody owed": (lambda m: m.tell(replace(DEATH, workflow_id="x"), "H-dead"), "told", "x"),
     "a report in other words": (lambda m: in_other_words(m, DEATH.workflow_id), "told", DEATH.workflow_id),
     "a report about another message": (lambda m: of_another(m, DEATH.workflow_id), "told", DEATH.workflow_id),
+    "a call before it was counted": (lambda m: m.tell(DEATH, "H-dead", 503), "told", DEATH.workflow_id),
     "a withdrawn report that was heard": (lambda m: m.tell(WITHDRAWN, "S-2", 503), "told", WITHDRAWN.workflow_id),
     "surveys out of turn": (lambda m: swap(m, H1, H2, "places"), "order", "hospital/H-1"),
     "surveys that closed out of turn": (lambda m: swap(m, H1, H2, "closed_at"), "order", "hospital/H-1"),
@@ -304,8 +310,13 @@ def test_an_execution_that_outlives_its_row_is_said() -> None:
     assert said(a_good_run().evidence(running=["inbox/hospital/H-1"])) == {("executions", "inbox/hospital/H-1")}
 
 
+def test_a_process_of_the_inbox_that_ends_by_itself_is_said() -> None:
+    crashed = ["worker 1 ended by itself (1); its log: w.log"]
+    assert said(a_good_run().evidence(crashed=crashed)) == {("processes", "worker 1")}
+
+
 def test_every_rule_has_been_seen_to_fail() -> None:
-    assert {rule for _, rule, _ in MUTATIONS.values()} | {"executions"} == set(RULES)
+    assert {rule for _, rule, _ in MUTATIONS.values()} | {"executions", "processes"} == set(RULES)
 
 
 # What may overtake
