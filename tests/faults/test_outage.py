@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 
 import pytest
 from temporalio.client import Client
@@ -43,6 +45,29 @@ async def _spread(stack: Stack) -> None:
     assert steps == set(range(5))
 
 
+async def _waits(stack: Stack) -> dict[int, datetime]:
+    """Return until when each message that failed waits."""
+    rows = await stack.sql("SELECT id, next_try_at FROM inbox.message WHERE status = 'FAILED'")
+    return {row["id"]: row["next_try_at"] for row in rows}
+
+
+async def _lateness(stack: Stack, waits: dict[int, datetime], back: datetime) -> str:
+    """Say what the time after the return was made of: what was left to wait, and what came on top of that."""
+    rows = [
+        row
+        for row in await stack.sql("SELECT id, claim_began_at AS began, closed_at AS closed FROM inbox.message")
+        if row["id"] in waits
+    ]
+    left = max((until - back).total_seconds() for until in waits.values())
+    queued = [(row["began"] - max(waits[row["id"]], back)).total_seconds() for row in rows]
+    tried = [(row["closed"] - row["began"]).total_seconds() for row in rows]
+    return (
+        f"{len(rows)} waited, for {left:.1f} s more at the most; their last tries began"
+        f" {statistics.median(queued):.1f} s after that (median), {max(queued):.1f} s at the most, and took"
+        f" {statistics.median(tried):.1f} s (median), {max(tried):.1f} s at the most"
+    )
+
+
 async def test_all_that_was_accepted_during_an_outage_completes_by_itself_and_not_at_once(
     name: str,
     database_url: str,
@@ -67,6 +92,8 @@ async def test_all_that_was_accepted_during_an_outage_completes_by_itself_and_no
         down = hospital.peak(began)
         back = time.monotonic()
         await hospital.control(down=False)
+        (clock,) = await stack.sql("SELECT clock_timestamp() AS at")
+        waits = await _waits(stack)
         await _spread(stack)
 
         async def open_ones() -> int:
@@ -84,5 +111,6 @@ async def test_all_that_was_accepted_during_an_outage_completes_by_itself_and_no
             "measured",
             f"interval {INTERVAL:.0f} s, {MESSAGES} accepted in {accepted:.1f} s, all complete {took:.1f} s after the"
             f" return, tries at the most {ended[0]['tries']}; {calls} calls after the return; in the busiest second {down}"
-            f" while down, {hospital.peak(back)} after the return ({hospital.peak(back) / 3:.0f} messages)",
+            f" while down, {hospital.peak(back)} after the return ({hospital.peak(back) / 3:.0f} messages);"
+            f" {await _lateness(stack, waits, clock['at'])}",
         )
