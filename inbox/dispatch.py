@@ -45,6 +45,7 @@ SOURCE = SearchAttributeKey.for_keyword("InboxSource")
 TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
+NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE)
 MAX_BACK_OFF = 60.0  # seconds, of a row that Temporal refuses
 # Where Temporal is away: each round looks for it with a row of its own, and ``starts`` counts more than failures.
 AWAY_BACK_OFF = 8.0
@@ -105,13 +106,17 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Run rounds until cancelled; one that fails is logged and followed by the next."""
+        answered = True
         while True:
             raise_lost_cancel()
             try:
                 busy = await self._whole_round()
+                if not answered:
+                    limited.warning("store back", "dispatch goes on: Postgres answers again")
+                answered = True
             except StoreUnavailable:
                 limited.warning("store", "dispatch waits: Postgres gives no answer")
-                busy = False
+                busy = answered = False
             except Exception as error:  # noqa: BLE001  the rows are still due: to end would be the greater fault
                 limited.error("round", "dispatch round failed: %s", type(error).__name__)
                 busy = False
@@ -155,6 +160,8 @@ class Dispatcher:
             starts = [group.create_task(self._start(*job)) for job in jobs]
         answered = [start.result() for start in starts]
         if answered:
+            if self._away and any(answered):
+                limited.warning("Temporal back", "dispatch goes on: Temporal answers again")
             self._away = 0 if any(answered) else self._away + 1
         return full and not self._away
 
@@ -292,7 +299,10 @@ class Dispatcher:
 
 
 def _kind(error: Exception) -> str:
-    return error.status.name if isinstance(error, RPCError) else type(error).__name__
+    """Say what a call to Temporal failed of: no answer (a time-out is CANCELLED), or which one."""
+    if isinstance(error, RPCError) and error.status not in NO_ANSWER:
+        return f"Temporal says {error.status.name}"
+    return "Temporal gives no answer"
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class ProcessMessage:
         self._generation = message.generation
         self._wakes = 0
         self._failed = False
+        self._renewed = False
         self._trying: workflow.ActivityHandle[RegisterResult] | None = None
         self._id = workflow.info().workflow_id
         workflow.set_current_details(details.open_message(self._id))
@@ -52,7 +53,13 @@ class ProcessMessage:
     def wake(self, generation: int = 0) -> None:
         """Re-read the row: it was made due again (redriven, released, or not heard of for long), or a hand asks."""
         self._wakes += 1
-        self._generation = max(self._generation, generation)
+        if generation <= self._generation:
+            return
+        self._generation = generation
+        if self._trying is not None:
+            # An activity of the generation before may wait for its interval, or be paused, and has nothing left to do.
+            self._renewed = True
+            self._trying.cancel()
 
     @workflow.signal(name=TRIED, description="A try failed; the worker sends it")
     def tried(self, failed: Tried) -> None:
@@ -134,6 +141,8 @@ class ProcessMessage:
             return await self._trying
         except ActivityError as error:
             if is_cancelled_exception(error):
+                if self._renewed and workflow.cancellation_reason() is None:
+                    return OPEN
                 # With the execution; or by a discard, which has closed the row already.
                 raise asyncio.CancelledError from None
             match error.cause:
@@ -144,6 +153,7 @@ class ProcessMessage:
             return OPEN
         finally:
             self._trying = None
+            self._renewed = False
 
     async def _bury(self, code: str) -> RegisterResult:
         """Close the row as DEAD where it is open; return what it says in the end."""

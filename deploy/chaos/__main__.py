@@ -22,8 +22,16 @@ from deploy.dev.signals import Interrupted, Signals
 _SHOWN = 50  # findings; SUMMARY has all of them
 
 
+_USAGE = """usage: python -m deploy.chaos
+Environment: SEED, MESSAGES, KILLS, SUMMARY, DATA; docs/faults.md says more.
+"""
+
+
 def main() -> int:
     """Run once. Exit codes: 0 the proof holds, 1 it does not or the stack failed, 2 usage, 130 interrupted."""
+    if sys.argv[1:]:
+        sys.stderr.write(_USAGE)
+        return 2
     screen = Screen()
     try:
         options = Options.read(os.environ)
@@ -53,7 +61,7 @@ def main() -> int:
 def _run(options: Options, stack: Stack, signals: Signals, screen: Screen) -> Summary:
     screen.line(
         f"temporal-inbox under faults: SEED={options.seed} MESSAGES={options.messages} KILLS={options.kills}, "
-        f"{options.seconds:.0f} s of them; logs and data: {options.folder}"
+        f"{options.seconds:.0f} s of faults once all of it runs; logs and data: {options.folder / 'run'}"
     )
     stack.start()
     run = Run(options, stack, signals, screen.line)
@@ -70,6 +78,8 @@ def tell(summary: Summary, screen: Screen) -> int:
     for one in summary.recoveries:
         screen.line(_recovery(one))
     screen.table(f"Seed {summary.options.seed}", summary.as_rows())
+    if summary.unseen:
+        screen.line(f"of these no fault came: {', '.join(summary.unseen)}")
     for words in summary.ended:
         screen.line(f"note   {words}")
     for finding in summary.findings[:_SHOWN]:

@@ -18,7 +18,7 @@ Kind = tuple[str, str, float, float]  # what, to whom, and for how many seconds:
 _SETTLES = 2.0  # seconds of traffic before the first fault
 # In every twenty faults. A stop lasts less than a heartbeat time-out (5 s) or a statement's (10 s), or more; a worker's
 # rarely more than a whole try may take (30 s).
-_DECK: tuple[Kind, ...] = (
+DECK: tuple[Kind, ...] = (
     *[(KILL, "worker", 0.1, 3.0)] * 4,
     *[(KILL, "ingest", 0.1, 3.0)] * 3,
     *[(KILL, POSTGRES, 0.1, 3.0)] * 3,
@@ -73,6 +73,6 @@ def _until(kills: int, kinds: Iterator[Kind]) -> list[Kind]:
 def _kinds(dice: random.Random) -> Iterator[Kind]:
     """Deal from shuffled decks, so that a run of twenty has seen every kind; each deck has one that is rare."""
     while True:
-        deck = [*_DECK, dice.choice(_RARE)]
+        deck = [*DECK, dice.choice(_RARE)]
         dice.shuffle(deck)
         yield from deck

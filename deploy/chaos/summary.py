@@ -9,8 +9,9 @@ from http import HTTPStatus
 from typing import Any
 
 from deploy.chaos.evidence import Evidence
-from deploy.chaos.judge import RULES, Finding
+from deploy.chaos.judge import OF_FAULTS, RULES, Finding
 from deploy.chaos.options import Options
+from deploy.chaos.plan import DECK
 from deploy.chaos.recovery import Recovery, middle_and_worst
 
 
@@ -36,7 +37,7 @@ class Summary:
             "completed": sum(row.status == "COMPLETED" for row in rows),
             "obsolete": sum(row.obsolete for row in rows),
             "dead": sum(codes.values()),
-            "dead_of_faults": codes["TRY_LOST"] + codes["SYSTEM_ERROR"],
+            "dead_of_faults": sum(codes[code] for code in OF_FAULTS),
             "bundles": sum(row.applied for row in rows),
             "deliveries": sum(h.deliveries for h in heard),
             "unanswered": sum(h.unanswered for h in heard),
@@ -60,7 +61,7 @@ class Summary:
                     middle_and_worst([one.seconds for one in some]),
                 )
                 table[f"recovery, {title} ({len(some)})"] = (
-                    f"{first[0]:.1f} s, {first[1]:.1f} s; {last[0]:.1f} s, {last[1]:.1f} s"
+                    f"first {first[0]:.1f} s, {first[1]:.1f} s; last {last[0]:.1f} s, {last[1]:.1f} s"
                 )
         quiet = "never" if self.quiet_after is None else f"{self.quiet_after:.1f} s"
         return table | {"all ended after the last fault": quiet, "findings": str(len(self.findings))}
@@ -79,7 +80,13 @@ class Summary:
                     "last": _figures([one.seconds for one in some]),
                 }
                 for title, some in self._groups().items()
+                if some
             },
+            "dead_of_faults": [
+                f"{source}/{name}"
+                for (source, name), row in self.evidence.rows.items()
+                if row.status == "DEAD" and row.code in OF_FAULTS
+            ],
             "faults": [
                 {
                     "what": one.done.fault.what,
@@ -99,6 +106,11 @@ class Summary:
             "rules": sorted(RULES),
             "findings": [{"rule": f.rule, "key": f.key, "text": f.text} for f in self.findings],
         }
+
+    @property
+    def unseen(self) -> list[str]:
+        """What was done to nobody in this run."""
+        return [kind for kind in sorted({f"{what} {whom}" for what, whom, *_ in DECK}) if kind not in self._groups()]
 
     def _groups(self) -> dict[str, list[Recovery]]:
         groups: dict[str, list[Recovery]] = {"all": list(self.recoveries)}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from inbox.burial import discard, redrive
+from inbox.message import Key
 from tests.support.crash import UNKNOWN
 from tests.support.operating import Operator
 from tests.support.stack import Stack, survey
@@ -66,6 +68,35 @@ async def test_a_result_of_register_given_by_hand_completes_nothing_and_holds_no
     await operator.make_due()
     await operator.settled()
     assert await ends(operator) == [("COMPLETED", 2)]
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_redrive_waits_for_no_activity_of_the_generation_before(operator: Operator, *, paused: bool) -> None:
+    """One that is paused, or waits for its interval, and whose row was closed meanwhile, holds the next up no more."""
+    await operator.start()
+    row = await operator.between_tries()
+    key = Key("", "hospital", row["message_id"])
+    if paused:
+        await operator.on_activity("pause", row)
+    await discard(operator.stack.database, operator.stack.settings, key, "by hand")
+    await operator.crash.mend()
+    await redrive(operator.stack.database, key)
+    await operator.settled()
+    assert (await operator.row(row))["status"] == "COMPLETED"
+
+
+async def test_a_cancel_and_a_redrive_at_once_lose_neither(operator: Operator) -> None:
+    await operator.start()
+    row = await operator.between_tries()
+    key = Key("", "hospital", row["message_id"])
+    await discard(operator.stack.database, operator.stack.settings, key, "by hand")
+    handle = operator.stack.temporal.get_workflow_handle(row["workflow_id"])
+    await asyncio.gather(handle.cancel(), redrive(operator.stack.database, key))
+    await operator.crash.mend()
+    await operator.settled()
+    found = await operator.row(row)
+    assert found["generation"] == 2
+    assert found["status"] == "COMPLETED" or (found["status"], found["last_code"]) == ("DEAD", "CANCELLED")
 
 
 async def test_what_was_completed_by_hand_in_a_try_is_noticed_run_again_and_said_in_the_log(

@@ -315,6 +315,17 @@ def test_a_process_of_the_inbox_that_ends_by_itself_is_said() -> None:
     assert said(a_good_run().evidence(crashed=crashed)) == {("processes", "worker 1")}
 
 
+@pytest.mark.parametrize(("died", "wrong"), [(10, False), (11, True)])
+def test_a_run_in_which_many_die_of_faults_is_no_proof(died: int, *, wrong: bool) -> None:
+    """Or an inbox that completes nothing would be proved."""
+    made = a_good_run()
+    for number in range(died):
+        report = Report("DEAD", "SENT", "TRY_LOST", f"inbox-report/hospital/H-{number}-lost/1", 1)
+        lost = {"status": "DEAD", "code": "TRY_LOST", "tries": 5, "lines": lines("TRY_LOST", 5), "reports": (report,)}
+        made.add(message(SURVEY, f"H-{number}-lost"), **lost)
+    assert ("fates" in {finding.rule for finding in judge(made.evidence())}) is wrong
+
+
 def test_every_rule_has_been_seen_to_fail() -> None:
     assert {rule for _, rule, _ in MUTATIONS.values()} | {"executions", "processes"} == set(RULES)
 
