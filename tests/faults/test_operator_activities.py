@@ -138,7 +138,7 @@ CUTS = {
     "pause": [["pause"], ["unpause"]],
     "reset": [["reset"]],
     "reset, paused": [["pause"], ["reset", "--keep-paused"], ["unpause"]],
-    "no time": [["update-options", "--start-to-close-timeout", "1s", "--heartbeat-timeout", "1s"]],
+    "little time": [["update-options", "--start-to-close-timeout", "3s"]],
     "one attempt": [["update-options", "--retry-maximum-attempts", "1", "--start-to-close-timeout", "1s"]],
     "nowhere and back": [
         ["update-options", "--task-queue", "nowhere"],

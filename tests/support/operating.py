@@ -83,12 +83,13 @@ class Operator:
         self, verb: str, row: dict[str, Any], *options: str, kind: str = "register", may_be_over: bool = False
     ) -> None:
         """Give a command about the execution's pending activity, which has to be obeyed unless the activity is over."""
-        if may_be_over and kind not in await self.kinds(row["workflow_id"]):
+        workflow_id = row["workflow_id"]
+        name = (await self.kinds(workflow_id)).get(kind) if may_be_over else await self.pending(workflow_id, kind)
+        if name is None:
             return
-        name = await self.pending(row["workflow_id"], kind)
-        target = ["--workflow-id", row["workflow_id"], "--activity-id", name]
+        target = ["--workflow-id", workflow_id, "--activity-id", name]
         done, said = await self.cli("activity", verb, *target, *options)
-        assert done or (may_be_over and kind not in await self.kinds(row["workflow_id"])), said
+        assert done or (may_be_over and kind not in await self.kinds(workflow_id)), said
 
     async def fail_when_it_runs(self, row: dict[str, Any], kind: str) -> None:
         """Fail an activity by hand; between two of its attempts there is nothing to fail."""
