@@ -39,13 +39,13 @@ from inbox.sources import GIVE_UP_AFTER
 from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
+from inbox.temporal import answer_of
 
 limited = LimitedLog(logging.getLogger(__name__))
 SOURCE = SearchAttributeKey.for_keyword("InboxSource")
 TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
-NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE)
 MAX_BACK_OFF = 60.0  # seconds, of a row that Temporal refuses
 # Where Temporal is away: each round looks for it with a row of its own, and ``starts`` counts more than failures.
 AWAY_BACK_OFF = 8.0
@@ -216,7 +216,7 @@ class Dispatcher:
                     )
                 return True
         except (RPCError, RuntimeError) as error:  # the client raises RuntimeError when it cannot connect
-            limited.warning("start", "a workflow was not started, its row stays due: %s", _kind(error))
+            limited.warning("start", "a workflow was not started, its row stays due: %s", answer_of(error))
             refused = isinstance(error, RPCError) and error.status in ABOUT_THE_ROW
             await self._put_back(route, row, longest=MAX_BACK_OFF if refused else AWAY_BACK_OFF)
             return refused
@@ -296,13 +296,6 @@ class Dispatcher:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
         except Exception as error:  # noqa: BLE001  then the lease ends by itself
             limited.warning("put back", "a row was not put back, its lease ends by itself: %s", fault_of(error))
-
-
-def _kind(error: Exception) -> str:
-    """Say what a call to Temporal failed of: no answer (a time-out is CANCELLED), or which one."""
-    if isinstance(error, RPCError) and error.status not in NO_ANSWER:
-        return f"Temporal says {error.status.name}"
-    return "Temporal gives no answer"
 
 
 @contextmanager

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 limited = LimitedLog(log, interval=10)
 SEARCH_ATTRIBUTES = ("InboxStatus", "InboxSource", "InboxType", "InboxCode")
 KEYWORD = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+# How the client says that nobody answered in time.
+NO_ANSWER = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.UNAVAILABLE)
 # How a server says that search attributes are not this client's business.
 HIDDEN = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED)
 
@@ -45,6 +47,13 @@ DATA_CONVERTER = dataclasses.replace(DataConverter.default, failure_converter_cl
 
 class TemporalAway(InboxError):
     """Temporal gave no answer."""
+
+
+def answer_of(error: Exception) -> str:
+    """Say what a call to Temporal failed of, without its text, which may name what was asked."""
+    if isinstance(error, RPCError) and error.status not in NO_ANSWER:
+        return f"Temporal says {error.status.name}"
+    return "Temporal gives no answer"
 
 
 def _config() -> dict[str, object]:

@@ -26,6 +26,7 @@ from inbox.settings import Settings
 from inbox.states import OwnCode
 from inbox.store.engine import Database
 from inbox.store.reads import READ_CHAIN, READ_CLOCK, Chain
+from inbox.temporal import answer_of
 
 limited = LimitedLog(logging.getLogger(__name__), interval=60)
 EVERY = 20.0  # seconds between two looks, times a random 0.8 to 1.2
@@ -55,8 +56,10 @@ class Terminations:
                 clock = await self._database.one(READ_CLOCK, {})  # ours may be hours ahead of Temporal's: nothing found
                 await self.look()
                 self._since = clock.now - BACK if clock else None
-            except (RPCError, RuntimeError, StoreUnavailable) as error:
-                limited.warning("look", "terminated executions were not looked for: %s", fault_of(error))
+            except (RPCError, RuntimeError) as error:
+                limited.warning("look", "terminated executions were not looked for: %s", answer_of(error))
+            except StoreUnavailable:
+                limited.warning("look", "terminated executions were not looked for: Postgres gives no answer")
             await asyncio.sleep(EVERY * random.uniform(0.8, 1.2))
 
     async def look(self) -> int:
