@@ -16,6 +16,8 @@ from tests.support.points import points
 NOTHING_DONE = ("before", "committing")
 SHARE = 3
 WANTED = os.environ.get("CRASH_POINTS", "0")
+if WANTED not in {"all", *map(str, range(SHARE))}:
+    raise pytest.UsageError(f"CRASH_POINTS must be all, or 0 to {SHARE - 1}, and is {WANTED!r}")
 
 
 @cache
