@@ -11,39 +11,28 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from opentelemetry import context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from temporalio.client import Client, WorkflowHandle
-from temporalio.common import (
-    SearchAttributeKey,
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from inbox.errors import StoreUnavailable, fault_of
 from inbox.logs import LimitedLog
 from inbox.process import raise_lost_cancel
-from inbox.references import MESSAGE_MEMO, PROCESS_MESSAGE, SEND_REPORT, WAKE, ProcessMessageInput, SendReportInput
+from inbox.references import WAKE
 from inbox.settings import Settings
-from inbox.sources import GIVE_UP_AFTER
-from inbox.store.due import MESSAGES, REPORTS, Leased, Queue
+from inbox.spans import within
+from inbox.starts import ROUTES, Route, search_attributes, summary
+from inbox.store.due import Leased, Queue
 from inbox.store.engine import Database
 from inbox.store.order import DECIDE, LOCK_SUBJECT
 from inbox.temporal import answer_of
 
 limited = LimitedLog(logging.getLogger(__name__))
-SOURCE = SearchAttributeKey.for_keyword("InboxSource")
-TYPE = SearchAttributeKey.for_keyword("InboxType")
 # Refusals that say nothing about the next row; any other means that Temporal is away, for all of them.
 ABOUT_THE_ROW = (RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.OUT_OF_RANGE)
 MAX_BACK_OFF = 60.0  # seconds, of a row that Temporal refuses
@@ -53,37 +42,6 @@ CONTESTED_AGAIN = 0.5  # seconds until order is asked again for a row whose subj
 MAX_SEARCH = 5.0  # seconds between two rounds while Temporal is away
 # How many of a source's latest starts are looked at for the cap: those still unclaimed are among the last.
 CAP_WINDOW = 5
-
-
-@dataclass(frozen=True)
-class Route:
-    """One kind of row: its statements, and the workflow that works on it."""
-
-    queue: Queue
-    workflow: str
-    argument: Callable[[Settings, Leased], Any]
-    task_queue: Callable[[Settings, Leased], str]
-
-
-def _process_message(settings: Settings, row: Leased) -> ProcessMessageInput:
-    timeouts = settings.declared.timeouts
-    return ProcessMessageInput(
-        row.id, row.source, row.type, timeouts.start_to_close, timeouts.heartbeat, row.generation, row.placed
-    )
-
-
-def _send_report(settings: Settings, row: Leased) -> SendReportInput:
-    source = settings.source(row.source)
-    reporting = source.report if source else None
-    give_up_after = reporting.give_up_after if reporting else GIVE_UP_AFTER
-    timeouts = settings.declared.timeouts
-    return SendReportInput(row.id, row.source, timeouts.start_to_close, give_up_after, timeouts.heartbeat)
-
-
-ROUTES = (
-    Route(MESSAGES, PROCESS_MESSAGE, _process_message, lambda settings, row: settings.task_queue(row.source)),
-    Route(REPORTS, SEND_REPORT, _send_report, lambda settings, _: settings.report_queue),
-)
 
 
 class Dispatcher:
@@ -207,7 +165,7 @@ class Dispatcher:
                     return True
                 if time.monotonic() > latest:
                     return False
-                with _trace_of(row):
+                with within(row.traceparent):
                     run_id = await self._start_or_wake(route, row)
                 if run_id is not None:
                     await self._database.one(
@@ -273,19 +231,12 @@ class Dispatcher:
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             task_timeout=self._task_timeout,  # a killed worker holds a workflow task as long as it could an activity
             rpc_timeout=self._rpc_timeout,
-            static_summary=self._summary(row),
-            memo={MESSAGE_MEMO: row.id} if route.queue is MESSAGES else None,
-            search_attributes=TypedSearchAttributes(
-                [SearchAttributePair(SOURCE, row.source), SearchAttributePair(TYPE, row.type)]
-            ),
+            static_summary=summary(self._settings, row),
+            memo=route.memo(row),
+            search_attributes=search_attributes(row),
             **wake,
         )
         return handle.first_execution_run_id or handle.result_run_id
-
-    def _summary(self, row: Leased) -> str:
-        source = self._settings.source(row.source)
-        shown = "" if source is None or source.private_ids else f": {row.message_id}"
-        return f"{row.type} from {row.source}{shown}"
 
     async def _put_back(
         self, route: Route, row: Leased, *, delay: float | None = None, longest: float = MAX_BACK_OFF
@@ -296,16 +247,3 @@ class Dispatcher:
             await self._database.one(route.queue.put_back, {"id": row.id, "lease": row.lease, "delay": delay})
         except Exception as error:  # noqa: BLE001  then the lease ends by itself
             limited.warning("put back", "a row was not put back, its lease ends by itself: %s", fault_of(error))
-
-
-@contextmanager
-def _trace_of(row: Leased) -> Iterator[None]:
-    """Make the row's own trace current, so that the workflow joins it, hours later too."""
-    if row.traceparent is None:
-        yield
-        return
-    token = context.attach(TraceContextTextMapPropagator().extract({"traceparent": row.traceparent}, context.Context()))
-    try:
-        yield
-    finally:
-        context.detach(token)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from opentelemetry import context as current_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 tracer = trace.get_tracer("temporal-inbox")
 
@@ -37,3 +39,16 @@ def span(
             current.set_attribute("error.type", type(error).__name__)
             current.set_status(StatusCode.ERROR)
             raise
+
+
+@contextmanager
+def within(traceparent: str | None) -> Iterator[None]:
+    """Make a stored trace current (W3C Trace Context), so that what is begun joins it, hours later too."""
+    if traceparent is None:
+        yield
+        return
+    token = current_context.attach(TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context()))
+    try:
+        yield
+    finally:
+        current_context.detach(token)

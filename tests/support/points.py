@@ -22,8 +22,8 @@ from typing import Any
 import activities
 import inbox
 import inbox.store
-from inbox.dispatch import ROUTES
 from inbox.sources import LegacySettings
+from inbox.starts import ROUTES
 from inbox.store.engine import Statement
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inbox.dispatch import ROUTES
+from inbox.starts import ROUTES
 from inbox.store import direct, due, order, reports, statements
 from inbox.store.engine import Statement
 from tests.support import points as code
