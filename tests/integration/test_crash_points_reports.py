@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash import Crash, Scenario
+from tests.support.crash import Scenario
 from tests.support.crash_cases import cases
 from tests.support.crash_workers import REPORTS
 from tests.support.stack import Stack
@@ -14,6 +14,4 @@ from tests.support.stack import Stack
 async def test_nothing_is_lost_and_nothing_done_twice(
     stack: Stack, tmp_path: Path, scenario: Scenario, point: str
 ) -> None:
-    crash = Crash(stack, tmp_path, point, real=scenario.real)
-    await scenario.run(crash)
-    await crash.recovered()
+    await scenario.play(stack, tmp_path, point)

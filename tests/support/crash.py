@@ -211,3 +211,9 @@ class Scenario:
     points: tuple[str, ...]
     run: Run
     real: bool = False
+
+    async def play(self, stack: Stack, folder: Path, point: str) -> None:
+        """Let a process die at the point, let the others finish, and judge what is left."""
+        crash = Crash(stack, folder, point, real=self.real)
+        await self.run(crash)
+        await crash.recovered()
